@@ -1,0 +1,28 @@
+# shellcheck shell=bash
+# `--help` anywhere among the arguments: the script's header comment, and the option list from the configuration schema.
+
+# Print help and exit when asked to. Usage: help::answer "$0" "$@"; HELP_OPTIONS=0 leaves the training options out.
+help::answer() {
+  local script=$1 arg
+  shift
+  for arg in "$@"; do
+    case $arg in
+    --) return 0 ;;
+    -h | --help) help::print "$script" && exit 0 ;;
+    esac
+  done
+}
+
+help::print() {
+  local script=$1 line
+  {
+    read -r line # the interpreter line
+    while IFS= read -r line && [[ $line == '#'* ]]; do
+      line=${line#'#'}
+      printf '%s\n' "${line# }"
+    done
+  } <"$script"
+  [[ ${HELP_OPTIONS:-1} == 1 ]] || return 0
+  # -I -S: nothing of the environment is loaded, so help answers at once.
+  "$(python::any)" -I -S -c 'import sys; sys.path.insert(0, sys.argv[1]); import training.config.help as h; print("\n".join(h.option_lines()))' "$DUET_ROOT"
+}

@@ -1,0 +1,26 @@
+# shellcheck shell=bash
+# What the shell says before Python runs, in the format of training/console.py: [INFO] 2024-10-21 16:00:00 message
+
+LOG_LINES=() # said so far; log::open writes them to the log file once the plan has named it
+
+log::_say() {
+  local level=$1 colour=$2 message=$3 stamp
+  printf -v stamp '%(%Y-%m-%d %H:%M:%S)T' -1
+  LOG_LINES+=("[$level] $stamp $message")
+  if [[ -t 2 && -z ${NO_COLOR:-} && ${TERM:-dumb} != dumb ]]; then
+    printf '\e[%sm[%s]\e[0m %s %s\n' "$colour" "$level" "$stamp" "$message" >&2
+  else
+    printf '[%s] %s %s\n' "$level" "$stamp" "$message" >&2
+  fi
+}
+
+log::info() { log::_say INFO 34 "$1"; }
+log::success() { log::_say SUCCESS 32 "$1"; }
+log::warning() { log::_say WARNING 33 "$1"; }
+log::error() { log::_say ERROR 31 "$1"; }
+
+# Write what was said so far to FILE; from here on Python writes there.
+log::open() {
+  local file=$1
+  ((${#LOG_LINES[@]} == 0)) || printf '%s\n' "${LOG_LINES[@]}" >>"$file"
+}

@@ -1,0 +1,35 @@
+# shellcheck shell=bash
+# Stages of a run after the environment: plan, and what the plan says.
+
+RUN_DIR=
+
+# Ask Python for the plan. Sets RUN_DIR, the variables and the command of the run; ends the script for --dry_run.
+run::plan() {
+  local answer
+  answer=$("$PYTHON" -m training.plan "$DUET_SCRIPT" "$@") || {
+    local status=$?
+    [[ -z $answer ]] || printf '%s\n' "$answer"
+    exit "$status"
+  }
+  if [[ ! -f $answer/plan.json ]]; then # --dry_run: the plan as text
+    printf '%s\n' "$answer"
+    exit 0
+  fi
+  RUN_DIR=$answer
+  local -a variables
+  # NUL-delimited: survives spaces, quotes and newlines.
+  mapfile -d '' -t RUN_COMMAND <"$RUN_DIR/launch.argv"
+  mapfile -d '' -t variables <"$RUN_DIR/launch.env"
+  export "${variables[@]}"
+  log::open "$DUET_LOG_FILE"
+}
+
+# The resource report of the enhanced script.
+run::report_resources() {
+  "$PYTHON" -m training.host.preflight "$RUN_DIR"
+}
+
+# Become the supervisor: the same process, so signals reach it directly and its exit status is the script's.
+run::start() {
+  exec "${RUN_COMMAND[@]}" "$@"
+}

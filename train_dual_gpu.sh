@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Train on two GPUs with a config file: the simple entry.
+#
+# Usage:
+#   ./train_dual_gpu.sh CONFIG [--key=value …]
+#
+# Examples:
+#   ./train_dual_gpu.sh configs/dual_gpu/quickstart.py               two ranks on any machine, about a minute
+#   ./train_dual_gpu.sh configs/dual_gpu/balanced.py --seed=7
+#   ./train_dual_gpu.sh configs/dual_gpu/balanced.py --dry_run       show the plan, launch nothing
+#   ./train_dual_gpu.sh configs/dual_gpu/balanced.py --resume=latest
+#
+# The environment (.venv) is made at the first run. Exit codes: 0 done, 2 configuration, 3 resources, 4 training failed,
+# 5 hang, 75 stopped with a checkpoint (run again with --resume), 130 interrupted.
+source "$(dirname -- "$(readlink -f -- "$0")")/lib/init.sh"
+
+help::answer "$0" "$@"
+python::ensure "$@"
+run::plan "$@"
+run::start

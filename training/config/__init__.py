@@ -1,0 +1,1 @@
+"""Configuration: fields (schema), files (.py, .json), flags, their merge with origins (resolve), batch arithmetic."""

@@ -1,0 +1,59 @@
+"""Batch arithmetic: total_batch_size = device_batch_size × max_seq_len × world_size × accumulation steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One optimizer step. Sizes in tokens unless the name says sequences."""
+
+    device_sequences: int  # per rank and micro-batch
+    seq_len: int
+    world_size: int
+    accumulation: int  # micro-batches per rank and optimizer step
+
+    @property
+    def micro_tokens(self) -> int:
+        """Tokens of one micro-batch of all ranks."""
+        return self.device_sequences * self.seq_len * self.world_size
+
+    @property
+    def total_tokens(self) -> int:
+        return self.micro_tokens * self.accumulation
+
+    def sentence(self) -> str:
+        return (
+            f"{self.device_sequences} sequences × {self.seq_len} tokens × {self.world_size} rank{'s' if self.world_size > 1 else ''}"
+            f" × {self.accumulation} accumulation step{'s' if self.accumulation > 1 else ''} = {self.total_tokens} tokens per step"
+        )
+
+
+def split(device_sequences: int, seq_len: int, world_size: int, total_tokens: int) -> Batch | None:
+    """The batch, or None when the total does not divide."""
+    steps, rest = divmod(total_tokens, device_sequences * seq_len * world_size)
+    return None if rest or not steps else Batch(device_sequences, seq_len, world_size, steps)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
+
+
+def device_choices(seq_len: int, world_size: int, total_tokens: int) -> list[int]:
+    """Every device_batch_size that divides this total, ascending; empty when none does."""
+    sequences, rest = divmod(total_tokens, seq_len * world_size)
+    return [] if rest or not sequences else divisors(sequences)
+
+
+def repairs(device_sequences: int, seq_len: int, world_size: int, total_tokens: int) -> list[tuple[str, int]]:
+    """The nearest single changes that make the batch divide, as (field, value): totals first, then device batches."""
+    micro = device_sequences * seq_len * world_size
+    below = total_tokens // micro * micro
+    totals = [t for t in (below, below + micro) if t > 0]
+    out = [("total_batch_size", t) for t in sorted(totals, key=lambda t: (abs(t - total_tokens), t))]
+    choices = device_choices(seq_len, world_size, total_tokens)
+    nearest = sorted(choices, key=lambda d: (abs(d - device_sequences), -d))
+    return out + [("device_batch_size", d) for d in nearest[:1]]

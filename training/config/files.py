@@ -1,0 +1,117 @@
+"""Configuration files are data: `.py` with plain assignments and `.json` with one flat object. Nothing is executed."""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+from pathlib import Path
+from typing import Any
+
+from training.errors import Problem
+
+# The arithmetic a config may use: `total_batch_size = 2 * device_batch_size * max_seq_len` stays readable. No power and
+# no shift: they alone can make a number that fills the memory.
+OPERATORS: dict[type[ast.operator], Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+}
+Values = dict[str, tuple[Any, str]]  # name → (value, origin 'file:line')
+
+
+class NotPlain(Exception):
+    """An expression that a config may not hold."""
+
+
+def load(path: Path) -> tuple[Values, list[Problem]]:
+    """The assignments of a config file with their origins, and everything wrong with the file."""
+    examples = [str(p) for p in sorted(Path("configs/dual_gpu").glob("[a-z]*.py"))]
+    hint = [f"one of {', '.join(examples)}"] if examples else []
+    if path.is_dir():
+        inside = [str(p) for p in sorted(path.glob("[a-z]*.py"))[:4]]
+        return {}, [Problem(f"config {path} is a directory", "a .py or .json file", [f"one of {', '.join(inside)}"] if inside else hint)]
+    if not path.exists():
+        return {}, [Problem(f"config {path} does not exist", "a .py or .json file", hint)]
+    if path.suffix not in (".py", ".json"):
+        return {}, [Problem(f"config {path} is neither .py nor .json", "a .py or .json file", hint)]
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        return {}, [Problem(f"config {path} can not be read: {error}", "a readable UTF-8 file")]
+    return (load_python if path.suffix == ".py" else load_json)(text, str(path))
+
+
+def load_python(text: str, name: str) -> tuple[Values, list[Problem]]:
+    try:
+        tree = ast.parse(text, filename=name)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None) or 1
+        shown = text.splitlines()[line - 1].strip() if line <= len(text.splitlines()) else ""
+        message = getattr(error, "msg", None) or str(error)
+        return {}, [Problem(f"{name}:{line}: {message}: {shown!r}", "Python assignments such as depth = 12")]
+    values: Values = {}
+    problems: list[Problem] = []
+    for node in tree.body:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            continue  # docstring
+        where = f"{name}:{node.lineno}"
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        value_node = node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
+        if value_node is None or len(targets) != 1 or not isinstance(targets[0], ast.Name):
+            source = (ast.get_source_segment(text, node) or "").splitlines()[0]
+            problems.append(Problem(f"{where}: not a plain assignment: {source!r}", "lines such as depth = 12"))
+            continue
+        try:
+            values[targets[0].id] = (_evaluate(value_node, values), where)
+        except NotPlain as error:
+            problems.append(
+                Problem(f"{where}: {targets[0].id}: {error}", "numbers, text, True, False, + - * / // and names assigned above")
+            )
+    return values, problems
+
+
+def _evaluate(node: ast.expr, known: Values) -> Any:
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        if node.id in known:
+            return known[node.id][0]
+        raise NotPlain(f"{node.id!r} is not assigned above")
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+        return _evaluate(ast.BinOp(ast.Constant(0), ast.Sub() if isinstance(node.op, ast.USub) else ast.Add(), node.operand), known)
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        left, right = _evaluate(node.left, known), _evaluate(node.right, known)
+        for side in (left, right):
+            if isinstance(side, bool) or not isinstance(side, (int, float)):
+                raise NotPlain(f"arithmetic with {side!r}")
+        try:
+            return OPERATORS[type(node.op)](left, right)
+        except (ArithmeticError, ValueError) as error:
+            raise NotPlain(str(error)) from None
+    raise NotPlain("not a plain value")
+
+
+def load_json(text: str, name: str) -> tuple[Values, list[Problem]]:
+    duplicates: list[str] = []
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        seen: dict[str, Any] = {}
+        for key, value in items:
+            if key in seen:
+                duplicates.append(key)
+            seen[key] = value
+        return seen
+
+    try:
+        value = json.loads(text, object_pairs_hook=pairs)
+    except json.JSONDecodeError as error:
+        return {}, [Problem(f"{name}:{error.lineno}:{error.colno}: {error.msg}", 'one object such as {"depth": 12}')]
+    except RecursionError:
+        return {}, [Problem(f"{name}: nested too deep", 'one flat object such as {"depth": 12}')]
+    if not isinstance(value, dict):
+        return {}, [Problem(f"{name}: holds a {type(value).__name__}", 'one object such as {"depth": 12}')]
+    problems = [Problem(f"{name}: {key!r} is given twice", "each key once") for key in duplicates]
+    return {key: (item, f"{name}: {key!r}") for key, item in value.items()}, problems

@@ -1,0 +1,77 @@
+"""The command line: every field is a flag, written `--a_b=1`, `--a-b=1`, `--a-b 1`, and `--flag` or `--no-flag` for bool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from training.config.schema import FIELDS, kind
+from training.errors import Problem
+
+# Flags that are no configuration: they choose what happens with it.
+ACTIONS = {
+    "config": "the config file (or simply its path)",
+    "dry_run": "show the whole plan, launch nothing",
+    "help": "this text",
+}
+WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+@dataclass
+class CommandLine:
+    """What the user typed: `flags` name → (text, flag as typed), positional arguments in order."""
+
+    flags: dict[str, tuple[str, str]] = field(default_factory=dict)
+    positional: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def on(self, action: str) -> bool:
+        text = self.flags.get(action, ("false", ""))[0].lower()
+        return WORDS.get(text, False)
+
+
+def suggest(name: str, known: list[str]) -> list[str]:
+    """The names a person may have meant, nearest first."""
+    import difflib  # only when something is wrong: help and plan answer sooner
+
+    return difflib.get_close_matches(name, known, n=2, cutoff=0.6)
+
+
+def parse(argv: list[str]) -> CommandLine:
+    line = CommandLine()
+    known = [*FIELDS, *ACTIONS]
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or word == "--":
+            if word.startswith("-") and word not in ("-", "--"):
+                line.problems.append(Problem(f"{word} is not known", "flags with two dashes, such as --depth=12"))
+            elif word != "--":
+                line.positional.append(word)
+            continue
+        typed, equals, text = word[2:].partition("=")
+        name = typed.replace("-", "_")
+        if name not in known and name.startswith("no_") and name[3:] in FIELDS and kind(name[3:]) == "bool" and not equals:
+            name, equals, text = name[3:], "=", "false"
+        if name not in known:
+            near = suggest(name, known)
+            fixes = [f"--{n}{equals}{text}" for n in near] or ["--help lists every flag"]
+            line.problems.append(Problem(f"--{typed} is not a known flag", "", fixes))
+            if not equals and rest and not rest[0].startswith("--") and "." not in rest[0]:
+                rest.pop(0)  # its value, which is no config path
+            continue
+        is_switch = name in ("dry_run", "help") or (name in FIELDS and kind(name) == "bool")
+        if not equals:
+            if is_switch:
+                text = rest.pop(0) if rest and rest[0].lower() in WORDS else "true"
+            elif rest and not rest[0].startswith("--"):
+                text = rest.pop(0)
+            else:
+                line.problems.append(Problem(f"--{typed} has no value", f"--{typed}=VALUE"))
+                continue
+        if name in ACTIONS and is_switch and text.lower() not in WORDS:
+            line.problems.append(Problem(f"--{typed} is {text!r}", "true or false"))
+            continue
+        if name in line.flags and line.flags[name][0] != text:
+            line.problems.append(Problem(f"--{typed} is given twice, as {line.flags[name][0]!r} and {text!r}", "once"))
+        line.flags[name] = (text, f"--{typed}")
+    return line

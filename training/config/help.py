@@ -1,0 +1,27 @@
+"""The option list of `--help`, from the schema. Runs under `python -I -S`: it must answer at once."""
+
+from __future__ import annotations
+
+from training.config.flags import ACTIONS
+from training.config.schema import FIELDS, GROUPS, kind
+
+
+def option_lines() -> list[str]:
+    lines = ["", "Flags that choose what happens:"]
+    lines += [f"  --{name:<24} {text}" for name, text in ACTIONS.items()]
+    for group, title in GROUPS.items():
+        lines += ["", f"{title}:"]
+        for name, f in FIELDS.items():
+            meta = f.metadata
+            if meta["group"] != group:
+                continue
+            shown = "|".join(meta["choices"]) if meta["choices"] else kind(name) + ("|auto" if meta["auto"] else "")
+            default = "''" if f.default == "" else str(f.default).lower() if isinstance(f.default, bool) else f.default
+            unit = f" [{meta['unit']}]" if meta["unit"] else ""
+            also = f"; also {meta['env']}" if meta["env"] else ""
+            lines.append(f"  --{name + '=' + shown:<36} {meta['help']}{unit} (default {default}{also})")
+    return lines
+
+
+if __name__ == "__main__":
+    print("\n".join(option_lines()))

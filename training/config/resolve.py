@@ -1,0 +1,123 @@
+"""Merge: flag > environment > resumed run > config file > default; every value typed, in range and with its origin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from training.config.files import Values
+from training.config.flags import WORDS, CommandLine, suggest
+from training.config.schema import FIELDS, Config, describe, kind
+from training.errors import Problem
+
+PREFIX = "DUET_"
+# Variables with our prefix that are no fields: how the parts of the product talk to each other, and to tests.
+INTERNAL = {"DUET_ROOT", "DUET_PYTHON", "DUET_RUN_DIR", "DUET_LOG_FILE", "DUET_STORE_FD", "DUET_SCRIPT", "DUET_ATTEMPT"}
+
+
+@dataclass
+class Resolved:
+    config: Config
+    origins: dict[str, str]  # field → where its value came from
+    problems: list[Problem] = field(default_factory=list)
+
+
+def resolve(line: CommandLine, file: Values, environ: Mapping[str, str], resumed: Values | None = None) -> Resolved:
+    """The configuration, with all problems of all sources; a field with a problem keeps its default."""
+    problems: list[Problem] = []
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(FIELDS, "default")
+    for name in file:
+        if name not in FIELDS:
+            fixes = [f"{near} = …" for near in suggest(name, list(FIELDS))]
+            problems.append(Problem(f"{name} is not a known field ({file[name][1]})", "", fixes or ["--help lists every field"]))
+    problems += _unknown_variables(environ)
+    for name in FIELDS:
+        found = _lookup(name, line, file, environ, resumed or {})
+        if found is None:
+            continue
+        raw, origin, is_text = found
+        value, problem = convert(name, raw, is_text)
+        if problem:
+            problems.append(Problem(f"{name} is {raw!r} ({origin}){problem}", describe(name)))
+        else:
+            values[name], origins[name] = value, origin
+    config = Config(**values)
+    config.use_dummy_wandb = config.use_dummy_wandb or config.wandb_run == "dummy"
+    if config.persistent_workers and config.num_workers == 0:
+        problems.append(
+            Problem(
+                f"persistent_workers is on ({origins['persistent_workers']}) but num_workers is 0 ({origins['num_workers']})",
+                "persistent_workers needs workers",
+                ["--num_workers=2", "--persistent_workers=false"],
+            )
+        )
+    if config.warmup_ratio + config.warmdown_ratio > 1:
+        problems.append(
+            Problem(
+                f"warmup_ratio {config.warmup_ratio} ({origins['warmup_ratio']}) + warmdown_ratio {config.warmdown_ratio} "
+                f"({origins['warmdown_ratio']}) is more than the whole run",
+                "a sum of at most 1",
+            )
+        )
+    return Resolved(config, origins, problems)
+
+
+def _lookup(name: str, line: CommandLine, file: Values, environ: Mapping[str, str], resumed: Values) -> tuple[Any, str, bool] | None:
+    """(value, origin, is it text to be parsed) from the source that wins, or None for the default."""
+    if name in line.flags:
+        text, typed = line.flags[name]
+        return text, f"from {typed} on the command line", True
+    for variable in (PREFIX + name.upper(), FIELDS[name].metadata["env"]):
+        if variable and environ.get(variable):
+            return environ[variable], f"from {variable} in the environment", True
+    for source in (resumed, file):
+        if name in source:
+            value, origin = source[name]
+            return value, f"from {origin}", False
+    return None
+
+
+def _unknown_variables(environ: Mapping[str, str]) -> list[Problem]:
+    known = [PREFIX + name.upper() for name in FIELDS]
+    out = []
+    for variable in sorted(environ):
+        if variable.startswith(PREFIX) and variable not in known and variable not in INTERNAL:
+            fixes = [f"export {near}=…" for near in suggest(variable, known)] + [f"unset {variable}"]
+            out.append(Problem(f"{variable} is in the environment but sets no field", "", fixes))
+    return out
+
+
+def convert(name: str, raw: Any, is_text: bool) -> tuple[Any, str]:
+    """(typed value, '') or (None, what is wrong): text from flags is parsed, values from files must have the type."""
+    meta, wanted = FIELDS[name].metadata, kind(name)
+    if meta["auto"] and raw == "auto":
+        return raw, ""
+    value: Any = raw
+    if meta["choices"]:
+        # `compile = True` and `TORCH_COMPILE=1` mean the same.
+        value = str(int(raw)) if isinstance(raw, (bool, int)) else raw
+        return (value, "") if value in meta["choices"] else (None, "")
+    if is_text:
+        try:
+            value = {"int": int, "float": float, "bool": _boolean, "str": str}[wanted](raw)
+        except ValueError:
+            return None, ""
+    elif wanted == "float" and isinstance(raw, int) and not isinstance(raw, bool):
+        value = float(raw)
+    elif type(raw).__name__ != wanted:
+        return None, f", a {type(raw).__name__}"
+    if wanted == "float" and value != value:
+        return None, ""
+    if meta["low"] is not None and value < meta["low"]:
+        return None, ", too small"
+    if meta["high"] is not None and value > meta["high"]:
+        return None, ", too large"
+    return value, ""
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in WORDS:
+        raise ValueError(text)
+    return WORDS[text.lower()]

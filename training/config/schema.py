@@ -1,0 +1,141 @@
+"""Every configuration field: its default, unit, scope and range. Defaults stand here and nowhere else.
+
+The defaults are those of configs/dual_gpu/conservative.py, so that the enhanced script works without a config file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+GROUPS = {
+    "model": "Model",
+    "batch": "Batch",
+    "duration": "Duration",
+    "optimizer": "Optimizer",
+    "data": "Data",
+    "distributed": "Distributed",
+    "compute": "Device and precision",
+    "run": "Run directory, checkpoints, recovery",
+    "tracking": "Tracking",
+    "launch": "Launch",
+}
+
+
+def option(
+    default: Any,
+    group: str,
+    help: str,
+    *,
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    auto: bool = False,
+    env: str = "",
+) -> Any:
+    """A field: `unit` says unit and scope, `low`/`high` are inclusive, `auto` allows the word 'auto' beside the type,
+    `env` is an environment variable of other tools that sets it too (besides DUET_<FIELD>)."""
+    meta = {"group": group, "help": help, "unit": unit, "low": low, "high": high}
+    return field(default=default, metadata={**meta, "choices": choices, "auto": auto, "env": env})
+
+
+@dataclass
+class Config:
+    """A resolved configuration. Field names are the flags (`--depth=12`), the file keys and, as DUET_DEPTH, variables."""
+
+    depth: int = option(12, "model", "transformer blocks; the width is depth × 64", unit="blocks", low=1, high=256)
+    max_seq_len: int = option(1536, "model", "context length", unit="tokens per sequence", low=8, high=1 << 20)
+
+    device_batch_size: int | str = option(
+        8, "batch", "micro-batch of one rank; auto: the largest that divides and fits", unit="sequences per rank", low=1, auto=True
+    )
+    total_batch_size: int = option(
+        24576, "batch", "batch of one optimizer step, reached by gradient accumulation", unit="tokens, all ranks", low=1
+    )
+
+    num_iterations: int = option(0, "duration", "stop after this many optimizer steps; 0: by epochs", unit="steps", low=0)
+    num_epochs: int = option(
+        0, "duration", "stop after this many passes over the data; 0: by iterations, or one pass if both are 0", unit="epochs", low=0
+    )
+    eval_every: int = option(250, "duration", "validation every so often, and at the end; 0: never", unit="steps", low=0)
+    eval_tokens: int = option(131072, "duration", "validation tokens per evaluation, at most", unit="tokens, all ranks", low=1)
+    log_every: int = option(10, "duration", "print a progress line every so often", unit="steps", low=1)
+    sample_tokens: int = option(256, "duration", "length of the text generated at the end; 0: none", unit="tokens", low=0)
+
+    matrix_lr: float = option(0.002, "optimizer", "peak learning rate of the blocks' matrices", unit="per step", low=0)
+    embedding_lr: float = option(0.01, "optimizer", "peak learning rate of the embedding", unit="per step", low=0)
+    unembedding_lr: float = option(0.004, "optimizer", "peak learning rate of the output head", unit="per step", low=0)
+    weight_decay: float = option(0.1, "optimizer", "decoupled weight decay of the blocks' matrices", low=0, high=1)
+    grad_clip: float = option(1.0, "optimizer", "largest global gradient norm; 0: no clipping", low=0)
+    warmup_ratio: float = option(0.02, "optimizer", "share of the steps for linear warm-up", unit="fraction", low=0, high=1)
+    warmdown_ratio: float = option(0.4, "optimizer", "share of the steps for linear decay at the end", unit="fraction", low=0, high=1)
+    final_lr_frac: float = option(0.05, "optimizer", "learning rate at the end", unit="fraction of the peak", low=0, high=1)
+
+    data: str = option(
+        "stdlib", "data", "a .txt or .jsonl file, a folder of them, or stdlib: the Python standard library's sources", unit="path"
+    )
+    text_field: str = option("text", "data", "the key that holds the text in .jsonl records", unit="name")
+    num_workers: int = option(0, "data", "data-loader processes", unit="processes per rank", low=0, high=256)
+    persistent_workers: bool = option(False, "data", "keep the workers from one epoch to the next")
+
+    find_unused_parameters: bool = option(False, "distributed", "DDP looks for parameters without gradient at each step")
+    use_static_graph: bool = option(False, "distributed", "DDP may assume the same graph at each step")
+
+    device: str = option(
+        "cuda", "compute", "auto: a GPU for every rank, else the CPU", choices=("auto", "cuda", "cpu"), unit="all ranks"
+    )
+    precision: str = option("auto", "compute", "auto: bf16 where the hardware has it", choices=("auto", "bf16", "fp32"))
+    compile: str = option("auto", "compute", "torch.compile; auto: on a GPU only", choices=("auto", "1", "0"), env="TORCH_COMPILE")
+    seed: int = option(1337, "compute", "initial weights and data order", low=0, high=(1 << 63) - 1)
+
+    run_name: str = option("", "run", "name of the run directory; empty: config name and time")
+    out_dir: str = option("experiments", "run", "where run directories are made", unit="path")
+    log_dir: str = option("logs", "run", "where <script>_<time>.log files are made", unit="path")
+    save_every: int = option(500, "run", "checkpoint every so often, and at the end; 0: only at the end", unit="steps", low=0)
+    keep_checkpoints: int = option(2, "run", "older checkpoints are removed", unit="checkpoints", low=1)
+    resume: str = option("", "run", "continue this run: a run directory, its name, or latest", unit="path")
+    hang_timeout: int = option(600, "run", "no progress of any rank for so long is a hang", unit="seconds", low=1)
+    retries: int = option(2, "run", "restarts after a killed rank (enhanced script)", unit="restarts", low=0, high=100)
+
+    use_dummy_wandb: bool = option(False, "tracking", "W&B is not imported at all")
+    wandb_mode: str = option(
+        "auto",
+        "tracking",
+        "auto: online when logged in, else disabled",
+        choices=("auto", "online", "offline", "disabled"),
+        env="WANDB_MODE",
+    )
+    wandb_project: str = option("duet", "tracking", "W&B project", unit="name", env="WANDB_PROJECT")
+    wandb_run: str = option("", "tracking", "W&B run name; dummy is the same as --use_dummy_wandb", unit="name", env="WANDB_RUN")
+    tensorboard: bool = option(True, "tracking", "TensorBoard files in the run directory")
+
+    launcher: str = option(
+        "auto", "launch", "who starts the ranks; auto: spawn on one machine", choices=("auto", "spawn", "torchrun"), unit="local"
+    )
+    master_port: int = option(0, "launch", "port of the ranks' meeting point; 0: any free one", unit="TCP port", low=0, high=65535)
+    debug: bool = option(False, "launch", "NCCL and torch.distributed debug output for this run")
+
+
+FIELDS = {f.name: f for f in fields(Config)}
+
+
+def kind(name: str) -> str:
+    """The type of a field as a word: int, float, bool or str ('auto' beside it is in the metadata)."""
+    return str(FIELDS[name].type).split(" ", 1)[0]
+
+
+def describe(name: str) -> str:
+    """What a field accepts, for people: 'a whole number from 1, or auto (sequences per rank)'."""
+    meta = FIELDS[name].metadata
+    if meta["choices"]:
+        text = "one of " + ", ".join(meta["choices"])
+    else:
+        text = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}[kind(name)]
+        if meta["low"] is not None and meta["high"] is not None:
+            text += f" from {meta['low']} to {meta['high']}"
+        elif meta["low"] is not None:
+            text += f" from {meta['low']}"
+        if meta["auto"]:
+            text += ", or auto"
+    return text + (f" ({meta['unit']})" if meta["unit"] else "")

@@ -1,0 +1,96 @@
+"""What people read: `[INFO] 2024-10-21 16:00:00 message` on the console and, word for word, in the run's log file.
+
+Everything goes to standard error, so that standard output stays free for data. Colours only on a terminal, never in the
+log file, and not when NO_COLOR is set (https://no-color.org). lib/log.sh prints the same format before Python runs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from typing import TextIO
+
+from training.errors import UserError
+
+COLOURS = {"INFO": "34", "SUCCESS": "32", "WARNING": "33", "ERROR": "31"}
+LOG_VARIABLE = "DUET_LOG_FILE"
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+_log: TextIO | None = None
+_log_failed = False
+
+
+def open_log(path: str | os.PathLike[str]) -> None:
+    """From now on everything said here is appended to `path` too. Raises OSError."""
+    global _log
+    # Open for the whole life of the process on purpose: line-buffered, so a killed process loses nothing.
+    _log = open(path, "a", encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115
+
+
+def colourful(stream: TextIO) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def to_log(text: str) -> None:
+    """Append lines to the log file as a reader of a terminal would see them: without colours and overwritten text."""
+    global _log_failed
+    if _log is None or _log_failed:
+        return
+    lines = (line.rsplit("\r", 1)[-1] for line in _ANSI.sub("", text.replace("\r\n", "\n")).split("\n"))
+    try:
+        _log.write("\n".join(lines))
+    except OSError as error:  # a full disk must not stop the training; said once, on the console only
+        _log_failed = True
+        sys.stderr.write(f"[WARNING] {_now()} the log file {_log.name} can not be written any more: {error}\n")
+
+
+def raw(text: str) -> None:
+    """Text without a level (tables, a rank's own output), to the console and the log."""
+    _console(text)
+    to_log(text)
+
+
+def _console(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:  # the terminal is gone (closed ssh): the log file goes on
+        pass
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def say(level: str, message: str) -> None:
+    """One message; further lines of it stand below the first without a prefix."""
+    stamp = _now()
+    tag = f"\x1b[{COLOURS[level]}m[{level}]\x1b[0m" if colourful(sys.stderr) else f"[{level}]"
+    _console(f"{tag} {stamp} {message}\n")
+    to_log(f"[{level}] {stamp} {message}\n")
+
+
+def info(message: str) -> None:
+    say("INFO", message)
+
+
+def success(message: str) -> None:
+    say("SUCCESS", message)
+
+
+def warning(message: str) -> None:
+    say("WARNING", message)
+
+
+def error(message: str) -> None:
+    say("ERROR", message)
+
+
+def report(problem: UserError, closing: str = "nothing was launched") -> None:
+    """All problems of a UserError, each with its fix, and one closing line."""
+    for one in problem.problems:
+        error("\n".join(one.lines()))
+    count = len(problem.problems)
+    error(f"{count} problem{'s' if count > 1 else ''}; {closing} (exit {int(problem.code)})")

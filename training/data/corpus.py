@@ -1,0 +1,71 @@
+"""Which documents a `data` value means. Looks at names and sizes only; prepare.py reads the text."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.errors import Problem
+
+STDLIB = "stdlib"
+SUFFIXES = (".txt", ".jsonl")
+# Not part of every Python installation, or not typical text: tests hold tables and broken encodings on purpose.
+STDLIB_WITHOUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "turtledemo", "__pycache__", "lib-dynload"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of a corpus in a fixed order; `name` is for people and folder names."""
+
+    name: str
+    files: tuple[Path, ...]
+    total_bytes: int
+
+
+def find(data: str, origin: str = "") -> tuple[Source | None, Problem | None]:
+    """The source behind a `data` value, or what is wrong with it; `origin` tells where the value came from."""
+    if data == STDLIB:
+        return _stdlib()
+    path = Path(data).expanduser()
+    said = f"data is {data!r}" + (f" ({origin})" if origin else "")
+    allowed = "a .txt or .jsonl file, a folder of them, or stdlib"
+    fixes = ["--data=stdlib"]
+    if not path.exists():
+        return None, Problem(f"{said}: no such file or folder", allowed, fixes)
+    if path.is_dir():
+        files = _walk(path, SUFFIXES, set())
+        if not files:
+            return None, Problem(f"{said}: no {' or '.join(SUFFIXES)} file in this folder", allowed, fixes)
+    elif path.suffix in SUFFIXES and path.is_file():
+        files = [path]
+    else:
+        return None, Problem(f"{said}: not a {' or '.join(SUFFIXES)} file", allowed, fixes)
+    total = 0
+    for file in files:
+        try:
+            with file.open("rb"):
+                total += file.stat().st_size
+        except OSError as error:
+            return None, Problem(f"{said}: {file} can not be read: {error.strerror}", "a readable file", [f"chmod u+r {file}"])
+    if total == 0:
+        return None, Problem(f"{said}: empty", "some text", fixes)
+    return Source(path.resolve().stem or "data", tuple(files), total), None
+
+
+def _stdlib() -> tuple[Source | None, Problem | None]:
+    root = Path(sysconfig.get_path("stdlib"))
+    files = _walk(root, (".py",), STDLIB_WITHOUT)
+    total = sum(f.stat().st_size for f in files)
+    if total < 1 << 20:
+        return None, Problem(f"data is 'stdlib', but {root} holds only {total} bytes of sources", "text", ["--data=YOUR_TEXT.txt"])
+    return Source(STDLIB, tuple(files), total), None
+
+
+def _walk(root: Path, suffixes: tuple[str, ...], without: set[str]) -> list[Path]:
+    found = []
+    for folder, inner, names in os.walk(root):
+        inner[:] = sorted(d for d in inner if d not in without and not d.startswith("."))
+        found += [Path(folder, n) for n in sorted(names) if n.endswith(suffixes) and not n.startswith(".")]
+    return found

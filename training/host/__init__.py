@@ -1,0 +1,1 @@
+"""What this machine has: GPUs, memory, ports, and the environment variables that follow from it. No torch here."""

@@ -1,0 +1,98 @@
+"""What the plan decides by itself, each decision with its reason: device, precision, compile, device batch, launcher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from training.config import batch
+from training.config.schema import Config
+from training.host.gpus import Machine
+from training.host.memory import estimate
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A decided value and why."""
+
+    value: Any
+    reason: str
+
+    def record(self) -> dict[str, Any]:
+        return {"value": self.value, "reason": self.reason}
+
+
+def device(config: Config, ranks: int, machine: Machine) -> Choice:
+    gpus = len(machine.gpus)
+    if config.device != "auto":
+        return Choice(config.device, "as asked")
+    if gpus >= ranks:
+        return Choice("cuda", f"a GPU for each of {ranks} ranks ({machine.reason})" if ranks > 1 else f"a GPU ({machine.reason})")
+    counted = f"{gpus} GPU{'s' if gpus != 1 else ''} for {ranks} rank{'s' if ranks > 1 else ''}"
+    return Choice("cpu", f"{counted} ({machine.reason})")
+
+
+def precision(config: Config, on: str, ranks: int, machine: Machine) -> Choice:
+    if config.precision != "auto":
+        return Choice(config.precision, "as asked")
+    if on == "cuda":
+        old = [g.name for g in machine.gpus[:ranks] if g.capability is not None and g.capability < (8, 0)]
+        return Choice("fp32", f"{old[0]} has no bf16") if old else Choice("bf16", "the GPU has bf16 matrix units")
+    flags = cpu_flags() & {"avx512_bf16", "amx_bf16"}
+    if flags:
+        return Choice("bf16", f"this CPU has bf16 matrix instructions ({', '.join(sorted(flags))})")
+    return Choice("fp32", "this CPU has no bf16 matrix instructions")
+
+
+def cpu_flags() -> set[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return set()
+    line = next((row for row in text.splitlines() if row.startswith("flags")), "")
+    return set(line.partition(":")[2].split())
+
+
+def compiled(config: Config, on: str) -> Choice:
+    if config.compile != "auto":
+        return Choice(config.compile == "1", "as asked")
+    if on == "cuda":
+        return Choice(True, "on a GPU it pays after a few steps")
+    return Choice(False, "on a CPU it pays after about 600 steps only")
+
+
+def budget(on: str, ranks: int, machine: Machine) -> int | None:
+    """Free bytes for one rank: of the fullest GPU, or its share of the host memory; None when unknown."""
+    if on == "cpu":
+        return int(psutil.virtual_memory().available // ranks)
+    free = [g.free_bytes for g in machine.gpus[:ranks] if g.free_bytes is not None]
+    return min(free) if free else None
+
+
+def device_batch(config: Config, ranks: int, room: int | None, *, bf16: bool, compiled: bool) -> Choice | None:
+    """`auto`: the largest size that divides and fits; None when no size divides this total."""
+    if config.device_batch_size != "auto":
+        return Choice(config.device_batch_size, "as asked")
+    choices = batch.device_choices(config.max_seq_len, ranks, config.total_batch_size)
+    if not choices:
+        return None
+
+    def fits(size: int) -> bool:
+        needed = estimate(config.depth, size, config.max_seq_len, bf16=bf16, compiled=compiled).needed
+        return room is None or needed <= room
+
+    fitting = [size for size in choices if fits(size)]
+    if fitting:
+        return Choice(fitting[-1], f"the largest of {len(choices)} that divide and fit")
+    return Choice(choices[0], "the smallest that divides; by the estimate even that does not fit")
+
+
+def launcher(config: Config, ranks: int) -> Choice:
+    if config.launcher != "auto":
+        return Choice(config.launcher, "as asked")
+    if ranks == 1:
+        return Choice("spawn", "one rank: plain python, no process group")
+    return Choice("spawn", "one machine: direct start of the ranks is faster than torchrun and gives true exit statuses")

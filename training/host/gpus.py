@@ -1,0 +1,127 @@
+"""GPUs as NVML sees them: no CUDA context is made, so asking costs nothing and disturbs nobody.
+
+NVML ignores CUDA_VISIBLE_DEVICES, so the choice is applied here, in PCI order (the plan sets CUDA_DEVICE_ORDER to match).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    pid: int
+    used_bytes: int | None
+    user: str = "-"
+    command: str = "-"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One visible GPU; None where the driver does not say (normal under MIG and on some boards)."""
+
+    index: int  # among all GPUs of the machine, in PCI order
+    uuid: str
+    name: str
+    total_bytes: int | None
+    free_bytes: int | None
+    use_percent: int | None
+    temperature_c: int | None
+    power_w: float | None
+    capability: tuple[int, int] | None = None
+    processes: tuple[GpuProcess, ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The visible GPUs, and why there are none or fewer than the machine has."""
+
+    gpus: tuple[Gpu, ...]
+    reason: str
+    driver: str | None = None
+    cuda: str | None = None  # the newest CUDA that the driver runs
+
+
+def look(environ: Mapping[str, str] = os.environ) -> Machine:
+    """The GPUs that a process with this environment would see."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+            return Machine((), "no NVIDIA driver on this machine")
+        return Machine((), f"the NVIDIA driver does not answer: {error}")
+    try:
+        driver = _ask(pynvml.nvmlSystemGetDriverVersion)
+        version = _ask(pynvml.nvmlSystemGetCudaDriverVersion_v2)
+        cuda = f"{version // 1000}.{version % 1000 // 10}" if version else None
+        count = _ask(pynvml.nvmlDeviceGetCount) or 0
+        every = [gpu for gpu in (_read(pynvml, index) for index in range(count)) if gpu]
+    finally:
+        pynvml.nvmlShutdown()
+    chosen, reason = visible(every, environ.get("CUDA_VISIBLE_DEVICES"))
+    return Machine(tuple(chosen), reason, driver, cuda)
+
+
+def visible(every: list[Gpu], selection: str | None) -> tuple[list[Gpu], str]:
+    """Apply CUDA_VISIBLE_DEVICES (indices or UUID prefixes); as in CUDA, the first invalid entry ends the list."""
+    if selection is None:
+        return every, f"{len(every)} on this machine"
+    chosen: list[Gpu] = []
+    for word in filter(None, (w.strip() for w in selection.split(","))):
+        match = [g for g in every if word == str(g.index) or (word.startswith("GPU-") and g.uuid.startswith(word))]
+        if not match or match[0] in chosen:
+            break
+        chosen.append(match[0])
+    return chosen, f"{len(chosen)} of {len(every)} by CUDA_VISIBLE_DEVICES={selection!r}"
+
+
+def _ask(query: Callable[..., T], *args: Any) -> T | None:
+    import pynvml
+
+    try:
+        return query(*args)
+    except pynvml.NVMLError:
+        return None  # NotSupported is normal
+
+
+def _read(pynvml: Any, index: int) -> Gpu | None:
+    handle = _ask(pynvml.nvmlDeviceGetHandleByIndex, index)
+    if handle is None:
+        return None
+    memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    load = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    power = _ask(pynvml.nvmlDeviceGetPowerUsage, handle)
+    running = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+    return Gpu(
+        index=index,
+        uuid=_ask(pynvml.nvmlDeviceGetUUID, handle) or "-",
+        name=_ask(pynvml.nvmlDeviceGetName, handle) or "-",
+        total_bytes=memory.total if memory else None,
+        free_bytes=memory.free if memory else None,
+        use_percent=load.gpu if load else None,
+        temperature_c=_ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+        power_w=power / 1000 if power is not None else None,
+        capability=_ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle),
+        processes=tuple(_process(p.pid, p.usedGpuMemory) for p in running),
+    )
+
+
+def _process(pid: int, used: int | None) -> GpuProcess:
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        words = process.cmdline() or [process.name()]
+        return GpuProcess(pid, used, process.username(), " ".join(words)[:80])
+    except (psutil.Error, OSError):  # a pid of the host seen from a container, or gone meanwhile
+        return GpuProcess(pid, used)

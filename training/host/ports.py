@@ -1,0 +1,43 @@
+"""The port of the ranks' meeting point (`--master_port`); without the flag the kernel gives a free one."""
+
+from __future__ import annotations
+
+import socket
+
+TRIES = 10
+
+
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    with socket.socket() as probe:
+        # As the real listener does it: a port in TIME_WAIT is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def next_free(wanted: int) -> int | None:
+    """`wanted` or the next free port, ten tries at most."""
+    return next((p for p in range(wanted, min(wanted + TRIES, 65536)) if is_free(p)), None)
+
+
+def owner(port: int) -> str:
+    """Who listens there, for people: 'pid 4711 (alice): python train.py', as far as this user may know."""
+    import psutil
+
+    try:
+        connections = psutil.net_connections(kind="tcp")
+    except (psutil.Error, OSError):
+        return "an unknown process"
+    for c in connections:
+        if c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port:
+            if c.pid is None:
+                return "a process of another user"
+            try:
+                process = psutil.Process(c.pid)
+                return f"pid {c.pid} ({process.username()}): {' '.join(process.cmdline())[:80]}"
+            except psutil.Error:
+                return f"pid {c.pid}"
+    return "an unknown process"

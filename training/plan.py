@@ -1,0 +1,207 @@
+"""The plan: request + this machine → everything that will be done, in one file.
+
+    python -m training.plan SCRIPT [ARGS…]
+
+prints the run directory that it made, and nothing else; problems go to standard error with exit 2 (configuration) or 3
+(machine), and then nothing was made. With --dry_run it prints the plan instead.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from training import console, rundir
+from training.config import batch
+from training.errors import Exit, UserError
+from training.host import decide, gpus, memory, preflight, variables
+from training.request import ROOT, Request, read
+
+SCHEMA_VERSION = 1
+Plan = dict[str, Any]
+
+
+def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[preflight.Check]]:
+    """Decide everything; look at the machine, change nothing. Raises UserError (exit 3) when the machine can not do it."""
+    config, ranks = request.config, request.ranks
+    machine = gpus.look(environ) if config.device != "cpu" else gpus.Machine((), "not asked")
+    device = decide.device(config, ranks, machine)
+    precision = decide.precision(config, device.value, ranks, machine)
+    compiled = decide.compiled(config, device.value)
+    room = decide.budget(device.value, ranks, machine)
+    bf16 = precision.value == "bf16"
+    size = decide.device_batch(config, ranks, room, bf16=bf16, compiled=compiled.value)
+    split = batch.split(size.value, config.max_seq_len, ranks, config.total_batch_size) if size else None
+    assert size and split, "request.divides() has checked this"
+    estimate = memory.estimate(config.depth, size.value, config.max_seq_len, bf16=bf16, compiled=compiled.value)
+    port, port_check = preflight.port(config.master_port)
+    launcher = decide.launcher(config, ranks)
+    chosen = variables.choose(environ, device=device.value, ranks=ranks, debug=config.debug)
+
+    checks = _checks(request, machine, device.value, room, estimate)
+    checks += [port_check] if port_check else []
+    problems = [c.problem() for c in checks if c.status == preflight.ERROR]
+    if problems and not request.dry_run:
+        raise UserError(problems, Exit.RESOURCES)
+
+    plan: Plan = {
+        "schema_version": SCHEMA_VERSION,
+        "created": time.time(),
+        "command": {"script": request.script, "args": request.args, "cwd": os.getcwd()},
+        "config_file": str(request.config_file) if request.config_file else None,
+        "config": asdict(config) | {"device_batch_size": size.value},
+        "origins": request.origins,
+        "ranks": ranks,
+        "launcher": launcher.record(),
+        "device": device.record(),
+        "gpus": [g.record() for g in machine.gpus[:ranks]] if device.value == "cuda" else [],
+        "precision": precision.record(),
+        "compile": compiled.record(),
+        "device_batch_size": size.record(),
+        "batch": asdict(split),
+        "memory": estimate.record() | {"free_bytes": room},
+        "data": {"name": request.source.name, "files": len(request.source.files), "bytes": request.source.total_bytes},
+        "variables": [v.record() for v in chosen],
+        "master_port": port,
+        "resume": bool(request.resume_from),
+        "notes": request.notes + variables.useless(environ) + _warnings(request, device.value, checks),
+        "text": [],
+    }
+    plan["text"] = sentences(plan, split, estimate)
+    return plan, checks
+
+
+def _checks(
+    request: Request, machine: gpus.Machine, device: str, room: int | None, estimate: memory.Estimate
+) -> list[preflight.Check]:
+    config, origins, command = request.config, request.origins, request.command()
+    # A checkpoint holds weights and AdamW state in fp32; one more is on the disk while a new one is written.
+    checkpoints = 12 * memory.parameters(config.depth) * (config.keep_checkpoints + 1)
+    checks = (
+        list(preflight.gpus(machine, request.ranks, estimate, command))
+        if device == "cuda"
+        else [preflight.host_memory(room, request.ranks, estimate, command)]
+    )
+    checks.append(preflight.folder("run", request.experiments, "out_dir", checkpoints + (64 << 20), origins["out_dir"]))
+    checks.append(preflight.folder("log", request.logs, "log_dir", 1 << 20, origins["log_dir"]))
+    shm = preflight.shared_memory(config.num_workers, request.ranks)
+    return checks + ([shm] if shm else [])
+
+
+def _warnings(request: Request, device: str, checks: list[preflight.Check]) -> list[str]:
+    notes = [f"{c.name}: {c.text}" for c in checks if c.status == preflight.WARNING]
+    if device == "cpu" and request.ranks > variables.cpu_count():
+        notes.append(f"{request.ranks} ranks share {variables.cpu_count()} CPU cores: it works, slowly")
+    return notes
+
+
+def sentences(plan: Plan, split: batch.Batch, estimate: memory.Estimate) -> list[str]:
+    """The plan in a few lines; each decision with its reason."""
+    ranks = plan["ranks"]
+    promise = memory.PROMISE.get(Path(plan["config_file"]).stem) if plan["config_file"] else None
+    duration = [f"{plan['config'][n]} {w}" for n, w in (("num_iterations", "steps"), ("num_epochs", "epochs")) if plan["config"][n]]
+    lines = [
+        f"{ranks} rank{'s' if ranks > 1 else ''} by {plan['launcher']['value']}: {plan['launcher']['reason']}",
+        f"device {plan['device']['value']}: {plan['device']['reason']}",
+        f"precision {plan['precision']['value']}: {plan['precision']['reason']}; "
+        f"compile {'on' if plan['compile']['value'] else 'off'}: {plan['compile']['reason']}",
+        f"batch: {split.sentence()}",
+        f"length: {' or '.join(duration) or '1 epochs'}, whichever comes first; data: {plan['data']['name']}, "
+        f"{plan['data']['files']} files, {plan['data']['bytes'] / 1e6:.1f} MB",
+        f"memory, estimated: {estimate.sentence()}" + (f"; the original authors promise {promise} of 32 GB" if promise else ""),
+    ]
+    if plan["config"]["device_batch_size"] != split.device_sequences or "auto" in plan["device_batch_size"]["reason"]:
+        lines.append(f"device_batch_size {split.device_sequences}: {plan['device_batch_size']['reason']}")
+    return lines
+
+
+def write(plan: Plan, checks: list[preflight.Check], request: Request) -> rundir.RunDir:
+    """Make the run directory and the log file, and put the plan there for every later stage."""
+    run = request.resume_from or _new_run(request)
+    log = _new_log(request)
+    run.create()
+    plan |= {"run_name": run.name, "run_dir": str(run.path), "log_file": str(log)}
+    rundir.write_json(run.preflight, {"checks": [c.record() for c in checks]})
+    set_here = {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
+    set_here |= {rundir.VARIABLE: str(run.path), console.LOG_VARIABLE: str(log)}
+    rundir.write_bytes(run.argv, _nul([sys.executable, "-m", "training.supervise", str(run.path)]))
+    rundir.write_bytes(run.env, _nul([f"{name}={value}" for name, value in set_here.items()]))
+    rundir.write_json(run.plan, plan)
+    return run
+
+
+def _nul(words: list[str]) -> bytes:
+    return b"".join(os.fsencode(word) + b"\0" for word in words)
+
+
+def _new_run(request: Request) -> rundir.RunDir:
+    base = request.config.run_name or f"{request.config_file.stem if request.config_file else 'run'}_{time.strftime('%Y%m%d_%H%M%S')}"
+    request.experiments.mkdir(parents=True, exist_ok=True)
+    for attempt in range(1, 1000):
+        path = request.experiments / (base if attempt == 1 else f"{base}_{attempt}")
+        try:
+            path.mkdir()
+        except FileExistsError:  # two runs within one second
+            continue
+        return rundir.RunDir(path)
+    raise FileExistsError(f"{request.experiments}/{base}_1000")
+
+
+def _new_log(request: Request) -> Path:
+    request.logs.mkdir(parents=True, exist_ok=True)
+    base = f"{Path(request.script).stem}_{time.strftime('%Y%m%d_%H%M%S')}"
+    for attempt in range(1, 1000):
+        path = request.logs / (f"{base}.log" if attempt == 1 else f"{base}_{attempt}.log")
+        try:
+            path.open("x").close()
+        except FileExistsError:
+            continue
+        return path
+    raise FileExistsError(f"{request.logs}/{base}_1000.log")
+
+
+def describe(plan: Plan, checks: list[preflight.Check]) -> str:
+    """The whole plan for people (`--dry_run`)."""
+    width = max(len(name) for name in plan["config"])
+    lines = ["Plan (dry run: nothing is launched, nothing was written)", "", *(f"  {s}" for s in plan["text"]), ""]
+    lines += ["Configuration"]
+    for name, value in plan["config"].items():
+        lines.append(f"  {name:<{width}}  {value!r:<14}  {plan['origins'][name].removeprefix('from ')}")
+    lines += ["", "Environment variables of the ranks"]
+    for v in plan["variables"]:
+        lines.append(f"  {v['name']}={v['value']}   {v['origin']}: {v['why']}")
+    lines += ["", "Resources", preflight.table([c.record() for c in checks]).rstrip("\n")]
+    for check in checks:
+        lines += [f"           try: {fix}" for fix in check.fixes if check.status == preflight.ERROR]
+    lines += ["", *(f"note: {n}" for n in plan["notes"])] if plan["notes"] else []
+    return "\n".join(lines)
+
+
+def make(script: str, args: list[str], environ: Mapping[str, str], ranks: int | None = None) -> tuple[Request, Plan, list[preflight.Check]]:
+    request = read(script, args, environ, ranks)
+    plan, checks = build(request, environ)
+    return request, plan, checks
+
+
+def main() -> int:
+    try:
+        request, plan, checks = make(sys.argv[1], sys.argv[2:], os.environ)
+        if request.dry_run:
+            print(describe(plan, checks))
+            failing = any(c.status == preflight.ERROR for c in checks)
+            return int(Exit.RESOURCES if failing else Exit.DONE)
+        print(write(plan, checks, request).path)
+    except UserError as error:
+        console.report(error)
+        return int(error.code)
+    return 0
+
+
+if __name__ == "__main__":
+    os.chdir(os.environ.get("PWD", ROOT))
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""What the user asks for: script, number of ranks, configuration. Pure: no host facts, no torch, standard library only,
+so that a typing error is answered before anything is installed (`python -m training.request SCRIPT ARGS` checks only)."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from training import console, rundir
+from training.config import batch, files, flags, resolve
+from training.config.schema import FIELDS, Config
+from training.data import corpus
+from training.errors import Problem, UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+QUICKSTART = "configs/dual_gpu/quickstart.py"
+# Ranks each script starts: a number, or None for 'the first argument says'.
+SCRIPTS: dict[str, int | None] = {"train_dual_gpu.sh": 2, "train_dual_gpu_enhanced.sh": 2, "launch_train.sh": None}
+MAX_RANKS = 1024
+NAME_CHARACTERS = "letters, digits, dot, dash and underscore"
+
+
+@dataclass
+class Request:
+    """A checked request. `origins` says for each field where its value came from."""
+
+    script: str
+    args: list[str]
+    ranks: int
+    config: Config
+    origins: dict[str, str]
+    config_file: Path | None
+    dry_run: bool
+    source: corpus.Source
+    resume_from: rundir.RunDir | None
+    experiments: Path
+    logs: Path
+    notes: list[str] = field(default_factory=list)
+
+    def command(self, **changes: Any) -> str:
+        return command(self.script, self.args, **changes)
+
+
+def command(script: str, args: list[str], **changes: Any) -> str:
+    """The user's own command with these flags changed, to paste into a shell."""
+    program = "python train.py" if script == "train.py" else f"./{script}"
+    kept, skip = [], False
+    for i, arg in enumerate(args):
+        name, equals, _ = arg.removeprefix("--").partition("=")
+        if skip:
+            skip = False
+        elif arg.startswith("--") and name.replace("-", "_") in changes:
+            skip = not equals and i + 1 < len(args) and not args[i + 1].startswith("--")
+        else:
+            kept.append(arg)
+    return " ".join([program, shlex.join(kept)] if kept else [program]) + "".join(f" --{k}={v}" for k, v in changes.items())
+
+
+def read(script: str, args: list[str], environ: Mapping[str, str], ranks: int | None = None) -> Request:
+    """Check everything that can be checked without looking at the machine; `ranks` when something else has decided it.
+
+    Raises UserError with all problems at once.
+    """
+    line = flags.parse(args)
+    problems = line.problems
+    positional = list(line.positional)
+    if ranks is None:
+        ranks = SCRIPTS[script]
+    if ranks is None:
+        ranks = _number_of_ranks(positional, problems)
+    config_file = _config_file(script, line, positional, problems)
+    values, file_problems = files.load(config_file) if config_file else ({}, [])
+    problems += file_problems
+
+    first = resolve.resolve(line, values, environ)
+    experiments = _folder("out_dir", first)
+    resumed, resume_from = _resumed(first, experiments, problems) if first.config.resume else ({}, None)
+    resolved = resolve.resolve(line, values, environ, resumed) if resumed else first
+    problems += resolved.problems
+    config, origins = resolved.config, resolved.origins
+    notes = []
+    if resume_from and config_file:
+        changed = [n for n in values if n in resumed and values[n][0] != resumed[n][0] and n not in line.flags]
+        if changed:
+            notes.append(f"resumed run wins over {config_file}: {', '.join(f'{n} stays {resumed[n][0]}' for n in changed)}")
+
+    bad = {name for name in FIELDS for p in resolved.problems if p.what.startswith(f"{name} ")}
+    if not bad & {"device_batch_size", "total_batch_size", "max_seq_len"} and ranks:
+        problems += divides(config, origins, ranks, script, args)
+    source, problem = corpus.find(config.data, origins["data"])
+    if problem:
+        problems.append(problem)
+    problems += _run_name(config, origins, experiments, resume_from)
+    if problems or source is None:
+        raise UserError(problems)
+    return Request(
+        script, args, ranks, config, origins, config_file, line.on("dry_run"), source, resume_from, experiments, _folder("log_dir", resolved), notes
+    )
+
+
+def _number_of_ranks(positional: list[str], problems: list[Problem]) -> int:
+    """The N of `./launch_train.sh N`; 0 when it is wrong."""
+    allowed = f"a whole number from 1 to {MAX_RANKS}: how many processes to start"
+    fixes = [f"./launch_train.sh 2 {QUICKSTART}"]
+    if not positional:
+        problems.append(Problem("the number of processes is missing", allowed, fixes))
+        return 0
+    word = positional.pop(0)
+    if not word.isdecimal() or not 1 <= int(word) <= MAX_RANKS:
+        problems.append(Problem(f"the number of processes is {word!r} (first argument)", allowed, fixes))
+        return 0
+    return int(word)
+
+
+def _config_file(script: str, line: flags.CommandLine, positional: list[str], problems: list[Problem]) -> Path | None:
+    given = [line.flags["config"][0]] if "config" in line.flags else []
+    given += positional
+    if not given:
+        if script == "train_dual_gpu.sh" and not line.problems and "resume" not in line.flags:
+            names = sorted(p.stem for p in (ROOT / "configs/dual_gpu").glob("[a-z]*.py"))
+            problems.append(Problem("no config given", f"a config file; ready ones: {', '.join(names)}", [f"./{script} {QUICKSTART}"]))
+        return None
+    for extra in given[1:]:
+        problems.append(Problem(f"{extra!r} is one argument too many: the config is {given[0]!r}", "one config file"))
+    return Path(given[0])
+
+
+def _folder(name: str, resolved: resolve.Resolved) -> Path:
+    """Default folders stand in the project, wherever it is started from; a folder that the user names, where he is."""
+    value = Path(getattr(resolved.config, name)).expanduser()
+    return ROOT / value if resolved.origins[name] == "default" else value.absolute()
+
+
+def _resumed(first: resolve.Resolved, experiments: Path, problems: list[Problem]) -> tuple[files.Values, rundir.RunDir | None]:
+    """The configuration of the run to continue."""
+    wanted, origin = first.config.resume, first.origins["resume"]
+    if wanted == "latest":
+        run = rundir.newest(experiments)
+        if run is None:
+            problems.append(Problem(f"resume is 'latest' ({origin}), but there is no run in {experiments}", "a run directory"))
+            return {}, None
+    else:
+        run = rundir.RunDir(next((p for p in (Path(wanted), experiments / wanted) if p.is_dir()), Path(wanted)).absolute())
+    plan = rundir.read_json(run.plan)
+    if plan is None:
+        names = sorted(p.parent.name for p in experiments.glob("*/plan.json"))[-3:]
+        fixes = [f"--resume={n}" for n in reversed(names)]
+        problems.append(Problem(f"resume is {wanted!r} ({origin}): no run there", "a run directory, a run's name, or latest", fixes))
+        return {}, None
+    if plan.get("running_pid") is None and not run.checkpoints.is_dir():
+        problems.append(Problem(f"resume is {wanted!r} ({origin}): {run.path} has no checkpoints folder", "a run with a checkpoint"))
+    origin = f"resumed run {run.name}"
+    known = {n: (v, origin) for n, v in plan["config"].items() if n in FIELDS and n not in ("resume", "out_dir", "log_dir")}
+    return known, run
+
+
+def divides(config: Config, origins: Mapping[str, str], ranks: int, script: str, args: list[str]) -> list[Problem]:
+    """The batch must divide; otherwise the nearest batches that do, as commands."""
+    total, seq = config.total_batch_size, config.max_seq_len
+    if isinstance(config.device_batch_size, str):
+        if batch.device_choices(seq, ranks, total):
+            return []
+        device = 1
+    else:
+        device = config.device_batch_size
+        if batch.split(device, seq, ranks, total):
+            return []
+    what = (
+        f"total_batch_size {total} ({origins['total_batch_size']}) does not divide by device_batch_size {config.device_batch_size} "
+        f"({origins['device_batch_size']}) × max_seq_len {seq} ({origins['max_seq_len']}) × {ranks} ranks = {device * seq * ranks}"
+    )
+    fixes = [command(script, args, **{name: value}) for name, value in batch.repairs(device, seq, ranks, total)]
+    return [Problem(what, f"a multiple of {device * seq * ranks} tokens", fixes)]
+
+
+def _run_name(config: Config, origins: Mapping[str, str], experiments: Path, resume_from: rundir.RunDir | None) -> list[Problem]:
+    name = config.run_name
+    if not name or resume_from:
+        return []
+    said = f"run_name is {name!r} ({origins['run_name']})"
+    if not all(c.isalnum() or c in "._-" for c in name) or name.startswith((".", "-")) or len(name) > 128:
+        return [Problem(said, f"{NAME_CHARACTERS}, at most 128")]
+    if (experiments / name).exists():
+        return [Problem(f"{said}, but {experiments / name} is there already", "a new name", [f"--resume={name}", f"--run_name={name}_2"])]
+    return []
+
+
+def main() -> int:
+    script, args = sys.argv[1], sys.argv[2:]
+    try:
+        read(script, args, os.environ)
+    except UserError as error:
+        console.report(error)
+        return int(error.code)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""The run directory: where each stage writes and every other stage reads. No other module spells these names."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "DUET_RUN_DIR"
+
+
+class RunDir:
+    """Paths of one run. `create()` makes the folders; reading never needs them to be there."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.plan = self.path / "plan.json"
+        self.preflight = self.path / "preflight.json"
+        self.argv = self.path / "launch.argv"
+        self.env = self.path / "launch.env"
+        self.data = self.path / "data.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.events = self.path / "events.jsonl"
+        self.summary = self.path / "summary.json"
+        self.failure = self.path / "failure.json"
+        self.supervisor = self.path / "supervisor.json"
+        self.heartbeats = self.path / "heartbeat"
+        self.ranks = self.path / "ranks"
+        self.checkpoints = self.path / "checkpoints"
+        self.tensorboard = self.path / "tb_logger"
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def create(self) -> None:
+        for folder in (self.heartbeats, self.ranks, self.checkpoints):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def heartbeat(self, rank: int) -> Path:
+        return self.heartbeats / f"rank{rank}.bin"
+
+    def rank_log(self, rank: int) -> Path:
+        return self.ranks / f"rank{rank}.log"
+
+    def rank_error(self, rank: int) -> Path:
+        """What a failing rank says of itself (see training.engine.failure)."""
+        return self.ranks / f"rank{rank}.error.json"
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Append one record to events.jsonl; a single write, so that several processes may append."""
+        append_json(self.events, {"time": time.time(), "event": kind, **facts})
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` whole or not at all: temporary file in the same folder, fsync, rename. Raises OSError."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in `path`, or None when it is missing or not (yet) whole."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def append_json(path: Path, record: dict[str, Any]) -> None:
+    line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(handle, line)
+    finally:
+        os.close(handle)
+
+
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """Records of a .jsonl file; a line that is cut (a crash, a write under way) is skipped."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                try:
+                    record = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(record, dict):
+                    yield record
+    except OSError:
+        return
+
+
+def newest(experiments: Path) -> RunDir | None:
+    """The run that was planned last below `experiments`."""
+    plans = [(plan.stat().st_mtime_ns, plan.parent) for plan in experiments.glob("*/plan.json")]
+    return RunDir(max(plans)[1]) if plans else None
