@@ -101,3 +101,12 @@ def read_all(folder: Path) -> list[Beat]:
     """The beats of all ranks, in rank order."""
     beats = (read(path) for path in folder.glob("rank*.bin"))
     return sorted((b for b in beats if b), key=lambda b: b.rank)
+
+
+current: Heartbeat | NoHeartbeat = NoHeartbeat()
+
+
+def start(path: Path, rank: int) -> None:
+    """Give this process its heartbeat; from now on `current.beat(phase)` publishes."""
+    global current
+    current = Heartbeat(path, rank)

@@ -28,20 +28,20 @@ Plan = dict[str, Any]
 
 def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[preflight.Check]]:
     """Decide everything; look at the machine, change nothing. Raises UserError (exit 3) when the machine can not do it."""
-    config, ranks = request.config, request.ranks
+    config, ranks, local = request.config, request.ranks, request.local_ranks
     machine = gpus.look(environ) if config.device != "cpu" else gpus.Machine((), "not asked")
-    device = decide.device(config, ranks, machine)
-    precision = decide.precision(config, device.value, ranks, machine)
+    device = decide.device(config, local, machine)
+    precision = decide.precision(config, device.value, local, machine)
     compiled = decide.compiled(config, device.value)
-    room = decide.budget(device.value, ranks, machine)
+    room = decide.budget(device.value, local, machine)
     bf16 = precision.value == "bf16"
     size = decide.device_batch(config, ranks, room, bf16=bf16, compiled=compiled.value)
     split = batch.split(size.value, config.max_seq_len, ranks, config.total_batch_size) if size else None
     assert size and split, "request.divides() has checked this"
     estimate = memory.estimate(config.depth, size.value, config.max_seq_len, bf16=bf16, compiled=compiled.value)
     port, port_check = preflight.port(config.master_port)
-    launcher = decide.launcher(config, ranks)
-    chosen = variables.choose(environ, device=device.value, ranks=ranks, debug=config.debug)
+    launcher = decide.launcher(config, request.script, ranks)
+    chosen = variables.choose(environ, device=device.value, ranks=ranks, local_ranks=local, debug=config.debug)
 
     checks = _checks(request, machine, device.value, room, estimate)
     checks += [port_check] if port_check else []
@@ -59,7 +59,7 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         "ranks": ranks,
         "launcher": launcher.record(),
         "device": device.record(),
-        "gpus": [g.record() for g in machine.gpus[:ranks]] if device.value == "cuda" else [],
+        "gpus": [g.record() for g in machine.gpus[:local]] if device.value == "cuda" else [],
         "precision": precision.record(),
         "compile": compiled.record(),
         "device_batch_size": size.record(),
@@ -83,20 +83,20 @@ def _checks(
     # A checkpoint holds weights and AdamW state in fp32; one more is on the disk while a new one is written.
     checkpoints = 12 * memory.parameters(config.depth) * (config.keep_checkpoints + 1)
     checks = (
-        list(preflight.gpus(machine, request.ranks, estimate, command))
+        list(preflight.gpus(machine, request.local_ranks, estimate, command))
         if device == "cuda"
-        else [preflight.host_memory(room, request.ranks, estimate, command)]
+        else [preflight.host_memory(room, request.local_ranks, estimate, command)]
     )
     checks.append(preflight.folder("run", request.experiments, "out_dir", checkpoints + (64 << 20), origins["out_dir"]))
     checks.append(preflight.folder("log", request.logs, "log_dir", 1 << 20, origins["log_dir"]))
-    shm = preflight.shared_memory(config.num_workers, request.ranks)
+    shm = preflight.shared_memory(config.num_workers, request.local_ranks)
     return checks + ([shm] if shm else [])
 
 
 def _warnings(request: Request, device: str, checks: list[preflight.Check]) -> list[str]:
     notes = [f"{c.name}: {c.text}" for c in checks if c.status == preflight.WARNING]
-    if device == "cpu" and request.ranks > variables.cpu_count():
-        notes.append(f"{request.ranks} ranks share {variables.cpu_count()} CPU cores: it works, slowly")
+    if device == "cpu" and request.local_ranks > variables.cpu_count():
+        notes.append(f"{request.local_ranks} ranks share {variables.cpu_count()} CPU cores: it works, slowly")
     return notes
 
 
@@ -182,8 +182,23 @@ def describe(plan: Plan, checks: list[preflight.Check]) -> str:
     return "\n".join(lines)
 
 
-def make(script: str, args: list[str], environ: Mapping[str, str], ranks: int | None = None) -> tuple[Request, Plan, list[preflight.Check]]:
-    request = read(script, args, environ, ranks)
+def announce(plan: Plan) -> None:
+    """Say the plan on the console; `run directory:` is what the monitor looks for in a log."""
+    console.info(f"run directory: {plan['run_dir']}")
+    for sentence in plan["text"]:
+        console.info(sentence)
+    for v in plan["variables"]:
+        if v["origin"] == "set here":
+            console.info(f"set {v['name']}={v['value']}: {v['why']}")
+    for note in plan["notes"]:
+        console.warning(note)
+
+
+def make(
+    script: str, args: list[str], environ: Mapping[str, str], ranks: int | None = None, local_ranks: int | None = None
+) -> tuple[Request, Plan, list[preflight.Check]]:
+    """`ranks` and `local_ranks` (on this machine) when something else has started them."""
+    request = read(script, args, environ, ranks, local_ranks)
     plan, checks = build(request, environ)
     return request, plan, checks
 

@@ -32,6 +32,7 @@ class Request:
     script: str
     args: list[str]
     ranks: int
+    local_ranks: int  # on this machine
     config: Config
     origins: dict[str, str]
     config_file: Path | None
@@ -61,8 +62,9 @@ def command(script: str, args: list[str], **changes: Any) -> str:
     return " ".join([program, shlex.join(kept)] if kept else [program]) + "".join(f" --{k}={v}" for k, v in changes.items())
 
 
-def read(script: str, args: list[str], environ: Mapping[str, str], ranks: int | None = None) -> Request:
-    """Check everything that can be checked without looking at the machine; `ranks` when something else has decided it.
+def read(script: str, args: list[str], environ: Mapping[str, str], ranks: int | None = None, local_ranks: int | None = None) -> Request:
+    """Check everything that can be checked without looking at the machine; `ranks` (in all) and `local_ranks` (on
+    this machine) when something else has decided them.
 
     Raises UserError with all problems at once.
     """
@@ -99,7 +101,7 @@ def read(script: str, args: list[str], environ: Mapping[str, str], ranks: int | 
     if problems or source is None:
         raise UserError(problems)
     return Request(
-        script, args, ranks, config, origins, config_file, line.on("dry_run"), source, resume_from, experiments, _folder("log_dir", resolved), notes
+        script, args, ranks, local_ranks or ranks, config, origins, config_file, line.on("dry_run"), source, resume_from, experiments, _folder("log_dir", resolved), notes
     )
 
 

@@ -31,16 +31,18 @@ def cpu_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def choose(environ: Mapping[str, str], *, device: str, ranks: int, debug: bool) -> list[Variable]:
-    """The variables of the ranks."""
+def choose(environ: Mapping[str, str], *, device: str, ranks: int, local_ranks: int, debug: bool) -> list[Variable]:
+    """The variables of the ranks; `local_ranks` of `ranks` are on this machine."""
+    alone = local_ranks == ranks
     wanted: list[tuple[str, str, str]] = [("PYTHONUNBUFFERED", "1", "a rank's last words reach its log")]
     if ranks > 1:
-        threads = max(1, cpu_count() // ranks)
-        wanted.append(("OMP_NUM_THREADS", str(threads), f"{cpu_count()} cores shared by {ranks} ranks"))
+        threads = max(1, cpu_count() // local_ranks)
+        wanted.append(("OMP_NUM_THREADS", str(threads), f"{cpu_count()} cores shared by {local_ranks} ranks"))
+    if ranks > 1 and alone:
         wanted.append(("GLOO_SOCKET_IFNAME", "lo", "one machine: no name look-up, nothing listens outside"))
     if device == "cuda":
         wanted.append(("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "the same numbering as nvidia-smi"))
-        if ranks > 1:
+        if ranks > 1 and alone:
             wanted.append(("NCCL_SOCKET_IFNAME", "lo", "one machine: no name look-up, nothing listens outside"))
         if "PYTORCH_CUDA_ALLOC_CONF" not in environ:  # the older name wins where both are set
             wanted.append(("PYTORCH_ALLOC_CONF", "expandable_segments:True", "less fragmentation, fewer out-of-memory errors"))
@@ -67,6 +69,6 @@ def _cuda_home() -> str | None:
     import shutil
 
     nvcc = shutil.which("nvcc")
-    if nvcc:
-        return os.path.dirname(os.path.dirname(os.path.realpath(nvcc)))
-    return "/usr/local/cuda" if os.path.isdir("/usr/local/cuda") else None
+    candidates = [os.path.dirname(os.path.dirname(os.path.realpath(nvcc)))] if nvcc else []
+    return next((c for c in [*candidates, "/usr/local/cuda"] if os.path.exists(f"{c}/include/cuda_runtime.h")), None)
+

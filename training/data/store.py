@@ -1,0 +1,63 @@
+"""The prepared data of a run: made by one process (supervisor or rank 0), published in data.json for the others."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from training import console, rundir
+from training.config.batch import Batch
+from training.config.schema import Config
+from training.data import corpus, length
+from training.data.prepare import Prepared, ensure
+from training.errors import Exit, UserError
+from training.request import ROOT
+
+CACHE = ROOT / "data"
+SAY_EVERY_S = 5.0
+
+
+def prepare(run: rundir.RunDir, plan: dict[str, Any], cache: Path = CACHE) -> Prepared:
+    """Prepare (or find) the data and publish it. Raises UserError; the failure is published too, so nobody waits."""
+    config, batch = Config(**plan["config"]), Batch(**plan["batch"])
+    try:
+        source, problem = corpus.find(config.data, plan["origins"]["data"])
+        if source is None:
+            assert problem
+            raise UserError(problem)
+        data = ensure(source, config.text_field, cache, _Shown(source.name))
+        steps = length.plan_length(config, batch, data)
+    except UserError as error:
+        rundir.write_json(run.data, {"failed": int(error.code)})
+        raise
+    facts = {"total_steps": steps.total_steps, "steps_per_epoch": steps.steps_per_epoch, "epochs": steps.epochs}
+    rundir.write_json(run.data, asdict(data) | facts)
+    return data
+
+
+def published(run: rundir.RunDir) -> Prepared | None:
+    """What prepare() published, or None while it is under way. Raises UserError (already told) when it failed."""
+    facts = rundir.read_json(run.data)
+    if facts is None:
+        return None
+    if "failed" in facts:
+        raise UserError([], Exit(facts["failed"]))
+    return Prepared(**{name: facts[name] for name in Prepared.__dataclass_fields__})
+
+
+class _Shown:
+    """Progress of a long preparation: said every few seconds, a short one stays silent."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.last = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self.last >= SAY_EVERY_S:
+            self.last = now
+            console.info(f"preparing data {self.name}: {done / 1e6:.0f} of {total / 1e6:.0f} MB ({100 * done // max(1, total)} %)")
+            sys.stderr.flush()

@@ -1,0 +1,146 @@
+"""Helpers of a rank that any script may import; every one also works in a single process without a process group.
+
+    from training.distributed import all_reduce_mean, barrier, cleanup, get_rank, is_main_process, setup
+
+Whoever started the rank (our supervisor, torchrun, a platform), the variables are the same: RANK, LOCAL_RANK, WORLD_SIZE,
+MASTER_ADDR, MASTER_PORT.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from training import heartbeat
+
+# A listening socket on loopback, inherited by rank 0: the meeting point needs no port number that somebody else may take
+# in the meantime, and does not listen on other interfaces.
+STORE_FD = "DUET_STORE_FD"
+DEFAULT_TIMEOUT_S = 600.0
+
+
+class BarrierError(RuntimeError):
+    """A named barrier was not reached by all ranks in time, or ranks stood at different barriers."""
+
+
+@dataclass(frozen=True)
+class World:
+    """This rank's place. `backend` is 'none' in a single process."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+    backend: str
+    master: str
+
+
+_world: World | None = None
+_store: dist.Store | None = None
+_barriers = 0
+
+
+def get_rank() -> int:
+    return _world.rank if _world else int(os.environ.get("RANK", 0))
+
+
+def get_world_size() -> int:
+    return _world.world_size if _world else int(os.environ.get("WORLD_SIZE", 1))
+
+
+def is_main_process() -> bool:
+    return get_rank() == 0
+
+
+def setup(device: str = "auto", timeout_s: float = DEFAULT_TIMEOUT_S) -> World:
+    """Join the other ranks. device: auto, cuda or cpu; timeout_s: limit of a collective and of the meeting itself.
+
+    Raises torch.distributed.DistError when the ranks do not meet.
+    """
+    global _world, _store
+    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        # SLURM's --gpus-per-task shows each rank one GPU while LOCAL_RANK still counts.
+        index = 0 if torch.cuda.device_count() == 1 else local_rank
+        torch.cuda.set_device(index)
+        where = torch.device("cuda", index)
+    else:
+        where = torch.device("cpu")
+    if size == 1:
+        _world = World(rank, local_rank, size, where, "none", "-")
+        return _world
+    limit = timedelta(seconds=timeout_s)
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if STORE_FD in os.environ:
+        inherited = int(os.environ.pop(STORE_FD))
+        _store = dist.TCPStore(address, port, size, rank == 0, limit, wait_for_workers=False, master_listen_fd=inherited)
+    else:
+        _store, rank, size = next(dist.rendezvous("env://", rank, size, timeout=limit))
+        _store.set_timeout(limit)
+    backend = "nccl" if device == "cuda" else "gloo"
+    prefixed = dist.PrefixStore("group", _store)
+    dist.init_process_group(
+        backend, store=prefixed, rank=rank, world_size=size, timeout=limit, device_id=where if device == "cuda" else None
+    )
+    _world = World(rank, local_rank, size, where, backend, f"{address}:{port}")
+    return _world
+
+
+def cleanup() -> None:
+    """Leave the group; safe to call twice or without setup()."""
+    global _world, _store
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    _world, _store = None, None
+
+
+def barrier(name: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    """Wait until every rank is at this barrier. Goes through the store, not through the devices: it can name the ranks
+    that are missing, rank 0 included. Raises BarrierError."""
+    global _barriers
+    if _store is None or get_world_size() == 1:
+        return
+    heartbeat.current.beat(f"barrier: {name}")
+    _barriers += 1
+    keys = [f"barrier/{_barriers}/{rank}" for rank in range(get_world_size())]
+    _store.set(keys[get_rank()], name)
+    try:
+        _store.wait(keys, timedelta(seconds=timeout_s))
+    except dist.DistStoreError as error:
+        missing = [rank for rank, key in enumerate(keys) if not _store.check([key])]
+        if not missing:
+            raise
+        text = f"barrier '{name}': rank {', '.join(map(str, missing))} did not arrive within {timeout_s:g} s"
+        raise BarrierError(text) from error
+    names = [_store.get(key).decode() for key in keys]
+    if len(set(names)) > 1:
+        raise BarrierError("ranks stand at different barriers: " + ", ".join(f"rank {r} at '{n}'" for r, n in enumerate(names)))
+
+
+def from_main(key: str, value: str | None = None) -> str:
+    """Rank 0 gives a text, every rank gets it (no collective; waits as long as setup's time limit)."""
+    if _store is None:
+        return value or ""
+    if is_main_process():
+        _store.set(f"main/{key}", value or "")
+        return value or ""
+    return _store.get(f"main/{key}").decode()
+
+
+def all_reduce_mean(value: float | torch.Tensor) -> float | torch.Tensor:
+    """The mean over all ranks, of the type that came in. A collective: every rank must call it."""
+    if get_world_size() == 1:
+        return value
+    where = _world.device if _world else torch.device("cpu")
+    given = value if isinstance(value, torch.Tensor) else torch.tensor(float(value), dtype=torch.float64)
+    total = given.detach().to(where, copy=True)
+    dist.all_reduce(total)
+    mean = total / get_world_size()
+    return mean if isinstance(value, torch.Tensor) else float(mean)

@@ -1,0 +1,1 @@
+"""The training itself: model, optimizer, loop, evaluation, checkpoints, recording. Imports torch."""

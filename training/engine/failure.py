@@ -1,0 +1,31 @@
+"""What a failing rank leaves behind: one file with exception, place and time, so that nobody needs to parse tracebacks."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from typing import Any
+
+from training import heartbeat, rundir
+
+
+def record(run: rundir.RunDir, rank: int, error: BaseException) -> None:
+    """Write ranks/rank<r>.error.json and the traceback to standard error (the rank's own log)."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [f for f in frames if "site-packages" not in f.filename] or list(frames)
+    where = f"{ours[-1].filename}:{ours[-1].lineno}" if ours else ""
+    beat = heartbeat.read(run.heartbeat(rank))
+    facts: dict[str, Any] = {
+        "rank": rank,
+        "time": time.time(),
+        "type": type(error).__name__,
+        "message": str(error),
+        "where": where,
+        "code": ours[-1].line if ours else None,
+        "phase": str(beat) if beat else None,
+        "traceback": traceback.format_exception(type(error), error, error.__traceback__),
+    }
+    rundir.write_json(run.rank_error(rank), facts)
+    sys.stderr.write("".join(facts["traceback"]))
+    sys.stderr.flush()

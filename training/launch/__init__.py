@@ -1,0 +1,1 @@
+"""Starting ranks, keeping their output, and saying what became of them. Nothing here imports torch."""

@@ -1,0 +1,180 @@
+"""One start of all ranks, watched until the last one is gone."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from training import console, heartbeat, rundir
+from training.errors import Exit
+from training.launch import spawn
+from training.launch.output import Output
+
+POLL_S = 0.25
+PEER_GRACE_S = 3.0  # what the others may still say after one has failed
+STALL_S = 5.0  # after a wish to stop: ranks that make no progress for so long are killed
+CLOSING_S = 30.0  # between the first rank's regular end and the last one's
+
+
+@dataclass
+class Outcome:
+    """What became of an attempt. `ended` lists (rank or None, wait status as in Popen.returncode), first death first."""
+
+    ended: list[tuple[int | None, int]] = field(default_factory=list)
+    guilty: tuple[int | None, int] | None = None  # the first that failed
+    phases: dict[int, str] = field(default_factory=dict)  # rank → what it was doing when the first one failed
+    hang_s: float | None = None  # seconds without progress, when that ended it
+    asked: Exit = Exit.DONE  # PREEMPTED or INTERRUPTED when a signal asked to stop
+    killed: bool = False  # asked twice, or the ranks did not stop
+
+
+class Attempt:
+    def __init__(self, run: rundir.RunDir, plan: dict[str, Any]) -> None:
+        self.run, self.plan, self.outcome = run, plan, Outcome()
+        self._selector = selectors.DefaultSelector()
+        self._alive: dict[int, spawn.Child] = {}  # by pidfd
+        self._outputs: dict[int, Output] = {}  # by descriptor
+        self._failed_at: float | None = None
+        self._first_end: float | None = None
+        self._asked_at: float | None = None
+
+    def go(self) -> Outcome:
+        """Start, watch, reap. Whatever happens here, no process of this attempt is left when it returns."""
+        # Signals become bytes in a pipe, so that the loop below handles them like everything else.
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+        before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+        previous = signal.set_wakeup_fd(writer)
+        self._selector.register(reader, selectors.EVENT_READ, self._on_signal)
+        try:
+            self._start()
+            while self._alive:
+                for key, _ in self._selector.select(POLL_S):
+                    key.data(key.fd)
+                self._judge()
+        finally:
+            for child in self._alive.values():
+                child.signal_group(signal.SIGKILL)
+                child.popen.wait()
+            self._drain_rest()
+            signal.set_wakeup_fd(previous)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._selector.close()
+            os.close(reader)
+            os.close(writer)
+        return self.outcome
+
+    def _start(self) -> None:
+        ranks, port = self.plan["ranks"], self.plan["master_port"]
+        for stale in (*self.run.heartbeats.glob("rank*.bin"), *self.run.ranks.glob("rank*.error.json"), *self.run.ranks.glob("*.stacks")):
+            stale.unlink()
+        if self.plan["launcher"]["value"] == "torchrun":
+            children = [spawn.start_torchrun(ranks, port, self.run.ranks)]
+        else:
+            children = spawn.start_ranks(ranks, port, terminal=os.isatty(2))
+        for child in children:
+            path = self.run.ranks / "torchrun.log" if child.rank is None else self.run.rank_log(child.rank)
+            output = Output(child.output, path, shown=child.rank in (None, 0))
+            self._alive[child.pidfd], self._outputs[child.output] = child, output
+            self._selector.register(child.pidfd, selectors.EVENT_READ, self._on_end)
+            self._selector.register(child.output, selectors.EVENT_READ, self._on_output)
+        pids = [{"rank": c.rank, "pid": c.popen.pid} for c in children]
+        rundir.write_json(self.run.supervisor, {"pid": os.getpid(), "started": time.time(), "ranks": pids})
+
+    def _on_output(self, fd: int) -> None:
+        if not self._outputs[fd].drain():
+            self._selector.unregister(fd)
+            self._outputs.pop(fd).close()
+
+    def _on_end(self, pidfd: int) -> None:
+        child = self._alive.pop(pidfd)
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        status = child.popen.wait()
+        child.signal_group(signal.SIGKILL)  # what it left behind: data-loader workers, helpers
+        now = time.monotonic()
+        self._first_end = self._first_end or now
+        self.outcome.ended.append((child.rank, status))
+        if self.outcome.guilty is None and not self._regular(child, status):
+            self.outcome.guilty = (child.rank, status)
+            self.outcome.phases = {b.rank: str(b) for b in heartbeat.read_all(self.run.heartbeats)}
+            self._failed_at = now
+
+    def _regular(self, child: spawn.Child, status: int) -> bool:
+        """Did it end as it should? A status of 0 in the middle of the training is a failure too."""
+        if status in (Exit.PREEMPTED, Exit.INTERRUPTED):
+            return True
+        beat = heartbeat.read(self.run.heartbeat(child.rank)) if child.rank is not None else None
+        return status == 0 and (beat is None or beat.phase == heartbeat.FINISHED)
+
+    def _on_signal(self, fd: int) -> None:
+        for number in os.read(fd, 64):
+            if number not in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+                continue
+            name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            if self.outcome.asked != Exit.DONE:
+                console.warning(f"{name} again: stopping the ranks now")
+                self._kill()
+                return
+            self.outcome.asked = Exit.INTERRUPTED if number == signal.SIGINT else Exit.PREEMPTED
+            self._asked_at = time.monotonic()
+            console.warning(f"{name}: finishing the current step and saving a checkpoint (once more: stop now)")
+            for child in self._alive.values():
+                if child.rank is None:
+                    child.signal_group(signal.SIGTERM)
+                else:
+                    child.signal(signal.Signals(number))
+
+    def _judge(self) -> None:
+        """Limits: peers of a failed rank, ranks that do not stop when asked, no progress at all."""
+        now = time.monotonic()
+        if self._failed_at is not None and now - self._failed_at > PEER_GRACE_S:
+            self._kill()
+        beats = [b for b in heartbeat.read_all(self.run.heartbeats) if b.phase != heartbeat.FINISHED]
+        idle = min((b.age_s for b in beats), default=0.0)
+        if self._asked_at is not None and now - self._asked_at > STALL_S and (idle > STALL_S or not beats):
+            self.outcome.killed = True
+            self._kill()
+        if self._first_end is not None and now - self._first_end > CLOSING_S and not beats:
+            self._kill()
+        if self.outcome.guilty is None and self._asked_at is None and idle > self.plan["config"]["hang_timeout"]:
+            self._hang(idle)
+
+    def _hang(self, idle: float) -> None:
+        """Nobody moves: note where everybody is, take stacks, end it."""
+        beats = heartbeat.read_all(self.run.heartbeats)
+        self.outcome.hang_s = idle
+        self.outcome.phases = {b.rank: str(b) for b in beats}
+        # A rank that does not stand where ranks wait for each other keeps the others waiting.
+        suspects = [b for b in beats if not waiting(b.phase)]
+        oldest = min(suspects, key=lambda b: b.monotonic_ns, default=None)
+        self.outcome.guilty = (oldest.rank if oldest else None, 0)
+        for child in self._alive.values():
+            child.signal(signal.SIGUSR2)  # each rank's Python stacks go to ranks/rank<r>.stacks (see training.rank)
+        self._failed_at = time.monotonic() - PEER_GRACE_S + 1.0
+
+    def _kill(self) -> None:
+        if self.outcome.asked != Exit.DONE:
+            self.outcome.killed = True
+        for child in self._alive.values():
+            child.signal_group(signal.SIGKILL)
+
+    def _drain_rest(self) -> None:
+        """Last words of children that have ended; a grandchild that kept the pipe open can not block this."""
+        for fd, output in self._outputs.items():
+            os.set_blocking(fd, False)
+            while output.drain():
+                pass
+            output.close()
+        self._outputs.clear()
+
+
+def waiting(phase: str) -> bool:
+    """Is this a place where a rank waits for the others?"""
+    return phase.startswith("barrier: ") or phase in ("backward", "reduce", "optimizer", "evaluation", "waiting for data", "meeting the other ranks")

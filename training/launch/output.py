@@ -1,0 +1,65 @@
+"""The output of one child: every byte into its own file, rank 0's to the console and, as whole lines, to the log."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from training import console
+
+READ_BYTES = 1 << 16
+
+
+class Output:
+    """Drains one descriptor. `shown`: this child speaks on the console."""
+
+    def __init__(self, fd: int, path: Path, shown: bool) -> None:
+        self.fd, self.shown = fd, shown
+        self._file = path.open("ab", buffering=0)
+        self._line = b""
+
+    def drain(self) -> bool:
+        """Read what is there; False at the end of the stream."""
+        try:
+            chunk = os.read(self.fd, READ_BYTES)
+        except OSError:  # a pseudo-terminal whose other side is closed says EIO
+            chunk = b""
+        if chunk:
+            self._keep(chunk)
+        return bool(chunk)
+
+    def _keep(self, chunk: bytes) -> None:
+        try:
+            self._file.write(chunk)
+        except OSError as error:  # a full disk must not stop the training
+            console.warning(f"{self._file.name} can not be written: {error}")
+        if not self.shown:
+            return
+        try:
+            sys.stderr.buffer.write(chunk)
+            sys.stderr.buffer.flush()
+        except OSError:  # the terminal is gone; the files go on
+            pass
+        *lines, self._line = (self._line + chunk).split(b"\n")
+        for line in lines:
+            console.to_log(line.decode("utf-8", "replace") + "\n")
+        if len(self._line) > READ_BYTES:  # a progress bar on one endless line
+            self._line = self._line.rpartition(b"\r")[2][-READ_BYTES:]
+
+    def close(self) -> None:
+        if self._line and self.shown:
+            console.to_log(self._line.decode("utf-8", "replace") + "\n")
+        self._file.close()
+        os.close(self.fd)
+
+
+def tail(path: Path, lines: int) -> list[str]:
+    """The last lines of a file, progress bars as a terminal would leave them."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - READ_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.splitlines() if line.strip()][-lines:]

@@ -1,0 +1,125 @@
+"""What an outcome means: exit code, and for a failure the card that a person reads and failure.json holds."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from training import rundir
+from training.errors import Exit
+from training.launch.attempt import Outcome
+from training.launch.output import tail
+
+SHOWN_LINES = 10
+# Structured evidence only: the exception that the failing rank itself reported.
+CAUSE_BY_TYPE = {"NotFinite": "nan_loss", "OutOfMemoryError": "gpu_oom", "BarrierError": "hang", "MemoryError": "host_oom_killed"}
+# A failure of the machine may pass; an exception in the code comes back.
+RETRYABLE_SIGNALS = {signal.SIGKILL, signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
+
+
+def exit_code(outcome: Outcome) -> Exit:
+    """The launcher's exit status."""
+    if outcome.hang_s is not None:
+        return Exit.HANG
+    if outcome.killed:
+        return Exit.INTERRUPTED if outcome.asked == Exit.INTERRUPTED else Exit.TRAINING
+    if outcome.guilty:
+        status = outcome.guilty[1]
+        return Exit(status) if status in (Exit.CONFIG, Exit.RESOURCES) else Exit.TRAINING
+    codes = {status for _, status in outcome.ended}
+    for code in (Exit.INTERRUPTED, Exit.PREEMPTED):
+        if code in codes:
+            return code
+    return Exit.DONE
+
+
+def retryable(outcome: Outcome) -> bool:
+    """Is another attempt worth it? Only for ranks that were killed; never for exceptions of the code."""
+    return outcome.guilty is not None and outcome.asked == Exit.DONE and -outcome.guilty[1] in RETRYABLE_SIGNALS
+
+
+def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[str, Any]:
+    """The content of failure.json."""
+    rank, status = outcome.guilty or (None, 0)
+    errors = [e for p in run.ranks.glob("rank*.error.json") if (e := rundir.read_json(p))]
+    first = min(errors, key=lambda e: e["time"], default=None)
+    own = next((e for e in errors if e["rank"] == rank), None)
+    if rank is None and first is not None and outcome.hang_s is None:  # torchrun tells only that something failed
+        rank, own = first["rank"], first
+    log = run.rank_log(rank) if rank is not None and run.rank_log(rank).exists() else run.ranks / "torchrun.log"
+    where = own["where"] if own else None
+    if outcome.hang_s is not None:
+        cause, summary = "hang", _hang_summary(outcome, rank)
+        where = _stuck_at(run, rank) if rank is not None else None
+    elif own:
+        cause, summary = CAUSE_BY_TYPE.get(own["type"], "unknown"), f"{own['type']}: {own['message'].splitlines()[0] if own['message'] else ''}"
+        if own.get("disk_full"):
+            cause = "disk_full"
+    else:
+        cause, summary = "unknown", _death(status)
+    return {
+        "cause": cause,
+        "rank": rank,
+        "summary": summary,
+        "where": where,
+        "phase": outcome.phases.get(rank) if rank is not None else None,
+        "phases": {str(r): p for r, p in sorted(outcome.phases.items())},
+        "status": status,
+        "exit_code": int(exit_code(outcome)),
+        "evidence": tail(log, SHOWN_LINES),
+        "log": str(log),
+        "advice": _advice(cause, status, run),
+        "time": time.time(),
+    }
+
+
+def _death(status: int) -> str:
+    if status < 0:
+        try:
+            return f"killed by {signal.Signals(-status).name}"
+        except ValueError:
+            return f"killed by signal {-status}"
+    if status == 0:
+        return "left with status 0 in the middle of the training"
+    return f"left with status {status}"
+
+
+def _hang_summary(outcome: Outcome, rank: int | None) -> str:
+    who = f"rank {rank} is stuck in '{outcome.phases.get(rank)}'" if rank is not None else "all ranks wait for each other"
+    return f"no progress for {outcome.hang_s:.0f} s: {who}"
+
+
+def _stuck_at(run: rundir.RunDir, rank: int) -> str | None:
+    """Innermost line of the rank's main thread, from its stack dump (the main thread comes last)."""
+    stacks = tail(Path(run.ranks, f"rank{rank}.stacks"), 400)
+    starts = [i for i, line in enumerate(stacks) if line.startswith(("Thread ", "Current thread "))]
+    frames = [line.strip() for line in stacks[starts[-1] + 1 :] if line.startswith("  File ")] if starts else []
+    own = next((f for f in frames if "site-packages" not in f and "/lib/python" not in f), frames[0] if frames else None)
+    return own.removeprefix("File ").replace('", line ', ":").strip('"').split(" in ")[0] if own else None
+
+
+def _advice(cause: str, status: int, run: rundir.RunDir) -> list[str]:
+    if cause == "nan_loss":
+        return ["lower the learning rate (--matrix_lr) or use --precision=fp32"]
+    if cause == "hang":
+        return [f"stacks of every rank: {run.ranks}/rank*.stacks", "do not raise --hang_timeout: it only waits longer"]
+    if status == -signal.SIGKILL:
+        return ["somebody, or the kernel when memory ran out, killed it: see `dmesg | tail`", f"go on from the last checkpoint: --resume={run.name}"]
+    return [f"the whole output of each rank: {run.ranks}/"]
+
+
+def card(record: dict[str, Any]) -> str:
+    """The failure for people."""
+    who = f"rank {record['rank']}" if record["rank"] is not None else "no single rank"
+    lines = [f"Cause      {record['cause']}: {record['summary']}", f"Who        {who}" + (f", in {record['phase']}" if record["phase"] else "")]
+    if record["where"]:
+        lines.append(f"Where      {record['where']}")
+    others = [f"rank {r}: {p}" for r, p in record["phases"].items() if str(record["rank"]) != r]
+    if others:
+        lines.append(f"Others     {'; '.join(others)}")
+    lines += ["Evidence", *(f"    │ {line[:160]}" for line in record["evidence"])]
+    lines += [f"{'Try' if i == 0 else '':<11}{text}" for i, text in enumerate(record["advice"])]
+    lines += [f"Log        {record['log']}"]
+    return "\n".join(f"  {line}" for line in lines)

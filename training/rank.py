@@ -1,0 +1,156 @@
+"""The life of one rank: plan → meet the others → data → train → summary. `train.py` calls main().
+
+torch is imported late: a wrong flag is answered at once, and the heartbeat tells what takes so long.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import time
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from training import console, heartbeat, rundir
+from training.errors import Exit, UserError
+from training.host import process
+
+if TYPE_CHECKING:
+    from training.data.prepare import Prepared
+    from training.distributed import World
+
+Plan = dict[str, Any]
+POLL_S = 0.05
+
+
+def main(args: list[str], environ: MutableMapping[str, str]) -> int:
+    """Returns the exit code; problems of the user end without a traceback, other failures with one in the rank's log."""
+    rank, world_size = int(environ.get("RANK", 0)), int(environ.get("WORLD_SIZE", 1))
+    if any(a in ("-h", "--help") for a in args):
+        from training.config.help import option_lines
+
+        print("python train.py CONFIG [--key=value …]\n" + "\n".join(option_lines()))
+        return 0
+    parent = os.getppid()
+    if world_size > 1:
+        process.die_with_parent(parent)  # a killed torchrun leaves orphans otherwise
+    run: rundir.RunDir | None = None
+    try:
+        if rundir.VARIABLE in environ:
+            run = rundir.RunDir(environ[rundir.VARIABLE])
+            plan = _planned(run)
+            world = _meet(run, plan, rank)
+        else:
+            draft = _draft(args, environ, world_size)
+            if draft is None:
+                return 0
+            run, plan, world = draft
+        return int(_live(run, plan, world))
+    except UserError as error:
+        if rank == 0:
+            console.report(error)
+        return int(error.code)
+    except Exception as error:
+        if run is None:
+            raise
+        from training.engine import failure
+
+        failure.record(run, rank, error)
+        sys.stdout.flush()
+        # Leave at once: the other ranks may wait for this one in a collective, and a tear-down could block here too.
+        os._exit(1)
+
+
+def _planned(run: rundir.RunDir) -> Plan:
+    plan = rundir.read_json(run.plan)
+    if plan is None:
+        raise FileNotFoundError(f"{run.plan} is missing or damaged")
+    return plan
+
+
+def _meet(run: rundir.RunDir, plan: Plan, rank: int) -> World:
+    heartbeat.start(run.heartbeat(rank), rank)
+    _stacks_on_request(run, rank)
+    heartbeat.current.beat("importing torch")
+    from training import distributed
+
+    heartbeat.current.beat("meeting the other ranks")
+    return distributed.setup(plan["device"]["value"], plan["config"]["hang_timeout"])
+
+
+def _stacks_on_request(run: rundir.RunDir, rank: int) -> None:
+    """SIGUSR2 writes the Python stacks of all threads, even while the main thread is blocked."""
+    # Open for the whole life of the process: the signal handler writes to the descriptor.
+    file = (run.ranks / f"rank{rank}.stacks").open("w")
+    faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
+
+
+def _draft(args: list[str], environ: MutableMapping[str, str], world_size: int) -> tuple[rundir.RunDir, Plan, World] | None:
+    """Without a launcher of ours: every rank makes the same plan, rank 0 alone writes it; None after --dry_run."""
+    from training import plan as planner
+
+    local = int(environ.get("LOCAL_WORLD_SIZE", world_size))
+    request, plan, checks = planner.make("train.py", args, environ, ranks=world_size, local_ranks=local)
+    if request.dry_run:
+        if int(environ.get("RANK", 0)) == 0:
+            print(planner.describe(plan, checks))
+        return None
+    environ.update({v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"})
+    from training import distributed
+
+    world = distributed.setup(plan["device"]["value"], plan["config"]["hang_timeout"])
+    path = str(planner.write(plan, checks, request).path) if world.rank == 0 else None
+    run = rundir.RunDir(distributed.from_main("run directory", path))
+    heartbeat.start(run.heartbeat(world.rank), world.rank)
+    plan = _planned(run)
+    if world.rank == 0:
+        console.open_log(plan["log_file"])
+        planner.announce(plan)
+    return run, plan, world
+
+
+def _live(run: rundir.RunDir, plan: Plan, world: World) -> Exit:
+    """Train and, on rank 0, write the summary."""
+    from training import summary
+    from training.distributed import barrier, cleanup
+    from training.engine import closing, session, trainer
+    from training.engine.record import Recorder
+    from training.engine.steps import StopRequest
+
+    stop = StopRequest()
+    stop.listen()
+    started = time.time()
+    data = _data(run, plan, world)
+    heartbeat.current.beat("building the model")
+    setup = session.begin(plan, run, world, data)
+    recorder = None
+    if world.rank == 0:
+        recorder = Recorder(run, setup.config)
+        console.raw(closing.banner(world, setup, recorder.wandb))
+        run.event("start", step=setup.position.step, total_steps=setup.length.total_steps, world_size=world.world_size)
+    position, code = trainer.train(setup, recorder, stop)
+    if recorder:
+        recorder.close()
+    barrier("end of training", setup.config.hang_timeout)
+    cleanup()
+    if world.rank == 0:
+        closing.write_summary(setup, plan, position, code, started)
+        if "DUET_SUPERVISED" not in os.environ:
+            console.raw(summary.render(run, plan))
+    heartbeat.current.beat(heartbeat.FINISHED)
+    return code
+
+
+def _data(run: rundir.RunDir, plan: Plan, world: World) -> Prepared:
+    """Rank 0 prepares the data; the others wait for its file, without a collective that could time out."""
+    from training.data import store
+
+    if world.rank == 0:
+        heartbeat.current.beat("preparing data")
+        return store.prepare(run, plan)
+    heartbeat.current.beat("waiting for data")
+    while (data := store.published(run)) is None:
+        time.sleep(POLL_S)
+    return data

@@ -1,0 +1,113 @@
+"""The supervisor of one machine: prepares the data, starts the ranks, watches and reaps them, says what became of them.
+
+    python -m training.supervise RUN_DIR [--analyse] [--recover]
+
+It is the process that the launch scripts become, so its exit status is theirs. It imports no torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import sys
+import time
+from typing import Any
+
+from training import console, heartbeat, plan as planner, rundir, summary
+from training.data import store
+from training.errors import Exit, UserError
+from training.launch import spawn, verdict
+from training.launch.attempt import Attempt, Outcome
+from training.launch.output import tail
+
+
+def main(argv: list[str]) -> int:
+    run, stages = rundir.RunDir(argv[0]), set(argv[1:])
+    plan = rundir.read_json(run.plan)
+    if plan is None:
+        console.error(f"{run.plan} is missing or damaged")
+        return Exit.CONFIG
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal does not end the training
+    os.environ["DUET_SUPERVISED"] = "1"
+    console.open_log(plan["log_file"])
+    planner.announce(plan)
+    if leaked := spawn.leaked():
+        console.warning(f"left out of the ranks' environment, another launcher's: {', '.join(leaked)}")
+    for old in (run.summary, run.failure):
+        old.unlink(missing_ok=True)
+    try:
+        store.prepare(run, plan)
+    except UserError as error:
+        if not plan["resume"]:
+            shutil.rmtree(run.path)
+        console.report(error)
+        return error.code
+    except KeyboardInterrupt:
+        console.warning("interrupted while preparing the data")
+        return Exit.INTERRUPTED
+    return _attempts(run, plan, stages)
+
+
+def _attempts(run: rundir.RunDir, plan: dict[str, Any], stages: set[str]) -> int:
+    failed_at: list[int] = []  # the step of each failure
+    for attempt in itertools.count(1):
+        outcome = Attempt(run, plan).go()
+        code = verdict.exit_code(outcome)
+        if code in (Exit.DONE, Exit.PREEMPTED, Exit.INTERRUPTED) and not outcome.guilty:
+            return _regular_end(run, plan, outcome, code)
+        if code in (Exit.CONFIG, Exit.RESOURCES):  # the rank has said what is wrong
+            return code
+        record = verdict.failure(outcome, run, plan)
+        rundir.write_json(run.failure, record)
+        run.event("failure", cause=record["cause"], rank=record["rank"], text=record["summary"])
+        console.error(f"training failed\n{verdict.card(record)}")
+        if "--analyse" in stages:
+            console.info(f"analysis\n{analysis(run)}")
+        failed_at.append(max((b.step for b in heartbeat.read_all(run.heartbeats)), default=0))
+        if "--recover" not in stages or not verdict.retryable(outcome):
+            break
+        if attempt > plan["config"]["retries"]:
+            console.error(f"given up after {attempt} attempts (--retries={plan['config']['retries']})")
+            break
+        if failed_at.count(failed_at[-1]) >= 2:
+            console.error(f"given up: the second failure at step {failed_at[-1]}")
+            break
+        console.warning(f"restarting from the last checkpoint (attempt {attempt + 1} of {plan['config']['retries'] + 1})")
+        run.event("restart", attempt=attempt + 1, cause=record["cause"], step=failed_at[-1])
+        run.failure.unlink()
+    return code
+
+
+def _regular_end(run: rundir.RunDir, plan: dict[str, Any], outcome: Outcome, code: Exit) -> int:
+    # Other ranks than 0 speak only when something is wrong; so they have said nothing, or it is worth reading.
+    text = summary.render(run, plan)
+    if code == Exit.DONE:
+        console.success(f"training finished\n{text}".rstrip())
+    else:
+        why = "interrupted" if code == Exit.INTERRUPTED else "stopped on request"
+        saved = ", checkpoint saved" if run.summary.exists() else ""
+        console.warning(f"{why}{saved} (exit {int(code)})\n{text}".rstrip())
+    return code
+
+
+def analysis(run: rundir.RunDir) -> str:
+    """What every rank was doing and said last, and what the machine looked like (enhanced script)."""
+    import psutil
+
+    lines = []
+    for beat in heartbeat.read_all(run.heartbeats):
+        silent = time.time() - beat.wall_time
+        lines.append(f"  rank {beat.rank}: {beat} in epoch {beat.epoch}, {silent:.1f} s ago")
+        lines += [f"      │ {line[:140]}" for line in tail(run.rank_log(beat.rank), 4)]
+    memory, disk = psutil.virtual_memory(), shutil.disk_usage(run.path)
+    lines.append(f"  host memory {memory.percent:.0f} % used, disk {100 * disk.used / disk.total:.0f} % used, load {os.getloadavg()[0]:.1f}")
+    for check in (rundir.read_json(run.preflight) or {"checks": []})["checks"]:
+        if check["status"] != "ok":
+            lines.append(f"  at the start: {check['name']}: {check['text']}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
