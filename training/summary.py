@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from typing import Any
 
@@ -14,11 +15,12 @@ def render(run: rundir.RunDir, plan: dict[str, Any]) -> str:
     if s is None:
         return ""
     script, args = plan["command"]["script"], plan["command"]["args"]
-    bpb = f", {s['val_bpb_first']:.3f} → {s['val_bpb_last']:.3f} bits per byte (validation)" if s.get("val_bpb_last") is not None else ""
+    first, last = s["loss_first"] / math.log(2), s["loss_last"] / math.log(2)
+    validation = f"; validation {s['val_bpb_first']:.3f} → {s['val_bpb_last']:.3f}" if s.get("val_bpb_last") is not None else ""
     lines = [
         f"Model      GPT, depth {plan['config']['depth']}, {s['parameters'] / 1e6:.2f} M parameters, on {plan['ranks']} × {plan['device']['value']}",
         f"Trained    {s['steps']} steps, {s['tokens'] / 1e6:.2f} M tokens of {plan['data']['name']} in {_duration(s['seconds'])}",
-        f"Loss       {s['loss_first']:.3f} → {s['loss_last']:.3f} nats per token{bpb}",
+        f"Loss       {first:.3f} → {last:.3f} bits per byte{validation}",
         f"Speed      {s['tokens_per_s']:,.0f} tokens/s, {s['step_ms']:.1f} ms per step (medians)",
     ]
     if s.get("sample"):

@@ -25,7 +25,7 @@ def banner(world: World, session: Session, wandb: str) -> str:
         "World size": world.world_size,
         "Rank / local rank": f"{world.rank} / {world.local_rank}",
         "Master": world.master,
-        "Device": f"{world.device} ({torch.cuda.get_device_name(world.device) if world.device.type == 'cuda' else f'{torch.get_num_threads()} threads'})",
+        "Device": f"{world.device} ({_hardware(world.device)})",
         "Model": f"depth {session.config.depth}, {session.parameters / 1e6:.2f} M parameters",
         "Batch": session.batch.sentence(),
         "Steps": f"{session.length.total_steps} ({session.length.steps_per_epoch} per epoch)",
@@ -35,6 +35,13 @@ def banner(world: World, session: Session, wandb: str) -> str:
     rule = "─" * 24
     title = f"── Distributed Training Setup {rule}"
     return "\n".join([title, *(f"   {name:<{width}}  {value}" for name, value in facts.items()), "─" * len(title)]) + "\n"
+
+
+def _hardware(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{threads} thread{'s' if threads > 1 else ''} per rank"
 
 
 def write_summary(session: Session, plan: dict[str, Any], position: Position, code: Exit, started: float) -> None:
