@@ -1,7 +1,7 @@
 """Training entrypoint of one rank. Works under the launch scripts, and without them:
 
-    python train.py CONFIG [--key=value …]                          one process, no process group
-    torchrun --nproc_per_node=4 train.py --config=CONFIG […]        torchrun starts the ranks
+python train.py CONFIG [--key=value …]                          one process, no process group
+torchrun --nproc_per_node=4 train.py --config=CONFIG […]        torchrun starts the ranks
 """
 
 from __future__ import annotations

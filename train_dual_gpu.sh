@@ -10,8 +10,7 @@
 #   ./train_dual_gpu.sh configs/dual_gpu/balanced.py --dry_run       show the plan, launch nothing
 #   ./train_dual_gpu.sh configs/dual_gpu/balanced.py --resume=latest
 #
-# The environment (.venv) is made at the first run. Exit codes: 0 done, 2 configuration, 3 resources, 4 training failed,
-# 5 hang, 75 stopped with a checkpoint (run again with --resume), 130 interrupted.
+# The environment (.venv) is made at the first run.
 source "$(dirname -- "$(readlink -f -- "$0")")/lib/init.sh"
 
 help::answer "$0" "$@"

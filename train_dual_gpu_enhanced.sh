@@ -9,12 +9,12 @@
 #   ./train_dual_gpu_enhanced.sh --device_batch_size=16 --total_batch_size=49152 --num_iterations=50 --eval_every=25
 #   ./train_dual_gpu_enhanced.sh --resume=latest --retries=5
 #
-# The same pipeline and the same plan as train_dual_gpu.sh, with more stages. Exit codes: 0 done, 2 configuration,
-# 3 resources, 4 training failed, 5 hang, 75 stopped with a checkpoint (run again with --resume), 130 interrupted.
+# The same pipeline and the same plan as train_dual_gpu.sh, with more stages.
 source "$(dirname -- "$(readlink -f -- "$0")")/lib/init.sh"
 
 help::answer "$0" "$@"
 python::ensure "$@"
 run::plan "$@"
 run::report_resources
-run::start --analyse --recover
+run::add_stages --analyse --recover
+run::start

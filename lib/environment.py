@@ -44,7 +44,7 @@ def missing(root: Path) -> list[str]:
             metadata.version(name)
         except metadata.PackageNotFoundError:
             out.append(f"no {name}")
-    return [] if out == [] else out
+    return out
 
 
 def make(root: Path, stamp: str) -> int:
@@ -66,7 +66,7 @@ def make(root: Path, stamp: str) -> int:
             options.append("--without-pip")  # twice as fast: the outer pip installs into it
         else:
             pip = [str(venv / "bin/python"), "-m", "pip"]
-        made = subprocess.run([sys.executable, "-m", "venv", *options, str(venv)], stdout=sys.stderr)
+        made = subprocess.run([sys.executable, "-m", "venv", *options, str(venv)], stdout=sys.stderr, check=False)
         if made.returncode:
             print("[ERROR] `python3 -m venv` failed (try: apt-get install python3-venv)", file=sys.stderr)
             return 1
@@ -78,6 +78,7 @@ def make(root: Path, stamp: str) -> int:
             [*pip, "install", "--no-compile", "--disable-pip-version-check", "--progress-bar", bar, "-r", str(chosen)],
             stdout=sys.stderr,
             env=os.environ | {"PIP_REQUIRE_VIRTUALENV": "0", "PYTHONUNBUFFERED": "1"},
+            check=False,
         )
         if done.returncode:
             print("[ERROR] installing the requirements failed: see pip's message above; run the same command again", file=sys.stderr)

@@ -29,11 +29,21 @@ python::base() {
   return "$EXIT_RESOURCES"
 }
 
-# Sets PYTHON. Usage: python::ensure SCRIPT ARGS… (checked before a long installation)
+# Sets PYTHON. Usage: python::ensure ARGS… of the script
 python::ensure() {
-  local active=${VIRTUAL_ENV:-${CONDA_PREFIX:-}} missing stamp
+  local base
+  python::find && return
+  # A typing error is answered now, not after the installation.
+  base=$(python::base) || return
+  "$base" -m training.request "$DUET_SCRIPT" "$@" || return
+  python::make
+}
+
+# Sets PYTHON, or fails when the environment has to be made first.
+python::find() {
+  local active=${VIRTUAL_ENV:-${CONDA_PREFIX:-}} missing
   if [[ -n ${TORCH_LOCAL_PATH:-} ]]; then
-    python::_use_local_torch || return
+    python::_use_local_torch || exit
   elif [[ -n $active && $active != "$DUET_ROOT/.venv" && -x $active/bin/python ]]; then
     if missing=$("$active/bin/python" -I "$DUET_ROOT/lib/environment.py" missing); then
       PYTHON=$active/bin/python
@@ -41,11 +51,8 @@ python::ensure() {
     fi
     log::info "the active environment $active is not used: $missing"
   fi
-  stamp=$(python::_stamp)
-  if [[ ! -x $DUET_ROOT/.venv/bin/python || $(cat "$DUET_ROOT/.venv/duet.stamp" 2>/dev/null) != "$stamp" ]]; then
-    python::_make "$stamp" "$@" || return
-  fi
   PYTHON=$DUET_ROOT/.venv/bin/python
+  [[ -x $PYTHON && $(cat "$DUET_ROOT/.venv/duet.stamp" 2>/dev/null) == "$(python::_stamp)" ]]
 }
 
 python::_use_local_torch() {
@@ -63,12 +70,10 @@ python::_stamp() {
   printf '%s torch=%s' "$(cksum <"$DUET_ROOT/requirements.lock")" "${TORCH_LOCAL_PATH:+local}"
 }
 
-python::_make() {
-  local stamp=$1 base
-  shift
+python::make() {
+  local base stamp
   base=$(python::base) || return
-  # A typing error is answered now, not after the installation.
-  "$base" -m training.request "$DUET_SCRIPT" "$@" || return
+  stamp=$(python::_stamp)
   log::info "first run: making the environment .venv with $base (once, some minutes with a slow network)"
   "$base" "$DUET_ROOT/lib/environment.py" make "$DUET_ROOT" "$stamp" || return "$EXIT_RESOURCES"
   log::success "environment ready: $DUET_ROOT/.venv"

@@ -29,7 +29,12 @@ run::report_resources() {
   "$PYTHON" -m training.host.preflight "$RUN_DIR"
 }
 
+# Stages of the supervisor beyond the simple ones: --analyse, --recover.
+run::add_stages() {
+  RUN_COMMAND+=("$@")
+}
+
 # Become the supervisor: the same process, so signals reach it directly and its exit status is the script's.
 run::start() {
-  exec "${RUN_COMMAND[@]}" "$@"
+  exec "${RUN_COMMAND[@]}"
 }

@@ -10,15 +10,26 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """What a caller may rely on. The member's comment is the documentation (docs/exit_codes.md is tested against it)."""
+    """What a caller may rely on; EXIT_MEANING says it for people."""
 
-    DONE = 0  # training finished
-    CONFIG = 2  # the configuration or the command line is wrong; nothing was launched
-    RESOURCES = 3  # a resource is missing (GPU, memory, disk, port, folder); nothing was launched
-    TRAINING = 4  # a rank failed; the cause is in failure.json
-    HANG = 5  # no rank made progress; who was stuck is in failure.json
-    PREEMPTED = 75  # stopped by TERM or USR1, checkpoint saved: run the same command with --resume
-    INTERRUPTED = 130  # stopped by Ctrl-C
+    DONE = 0
+    CONFIG = 2
+    RESOURCES = 3
+    TRAINING = 4
+    HANG = 5
+    PREEMPTED = 75
+    INTERRUPTED = 130
+
+
+EXIT_MEANING = {
+    Exit.DONE: "training finished",
+    Exit.CONFIG: "the configuration, the command line or the data is wrong; nothing was launched",
+    Exit.RESOURCES: "a resource is missing (GPU, memory, disk, port, folder); nothing was launched",
+    Exit.TRAINING: "a rank failed; the cause is in the run's failure.json",
+    Exit.HANG: "no rank made progress; who was stuck is in the run's failure.json",
+    Exit.PREEMPTED: "stopped by TERM or USR1, checkpoint saved: run again with --resume",
+    Exit.INTERRUPTED: "stopped by Ctrl-C",
+}
 
 
 @dataclass(frozen=True)

@@ -90,9 +90,9 @@ def read(path: Path) -> Beat | None:
         except OSError:
             return None
         if first == second and len(first) >= _LAYOUT.size:
-            magic, version, *values, phase = _LAYOUT.unpack_from(first)
+            magic, version, rank, pid, beats, epoch, step, monotonic, wall, phase = _LAYOUT.unpack_from(first)
             if magic == _MAGIC and version == _VERSION:
-                return Beat(*values, phase=phase.rstrip(b"\0").decode("utf-8", "replace"))
+                return Beat(rank, pid, beats, epoch, step, monotonic, wall, phase.rstrip(b"\0").decode("utf-8", "replace"))
             return None
     return None
 

@@ -76,9 +76,7 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     return plan, checks
 
 
-def _checks(
-    request: Request, machine: gpus.Machine, device: str, room: int | None, estimate: memory.Estimate
-) -> list[preflight.Check]:
+def _checks(request: Request, machine: gpus.Machine, device: str, room: int | None, estimate: memory.Estimate) -> list[preflight.Check]:
     config, origins, command = request.config, request.origins, request.command()
     # A checkpoint holds weights and AdamW state in fp32; one more is on the disk while a new one is written.
     checkpoints = 12 * memory.parameters(config.depth) * (config.keep_checkpoints + 1)

@@ -129,6 +129,10 @@ def _live(run: rundir.RunDir, plan: Plan, world: World) -> Exit:
     if world.rank == 0:
         recorder = Recorder(run, setup.config)
         console.raw(closing.banner(world, setup, recorder.wandb))
+        if setup.position.step >= setup.length.total_steps:
+            console.warning(
+                f"nothing left to train: step {setup.position.step} of {setup.length.total_steps}; raise --num_iterations or --num_epochs"
+            )
         run.event("start", step=setup.position.step, total_steps=setup.length.total_steps, world_size=world.world_size)
     position, code = trainer.train(setup, recorder, stop)
     if recorder:

@@ -101,7 +101,19 @@ def read(script: str, args: list[str], environ: Mapping[str, str], ranks: int | 
     if problems or source is None:
         raise UserError(problems)
     return Request(
-        script, args, ranks, local_ranks or ranks, config, origins, config_file, line.on("dry_run"), source, resume_from, experiments, _folder("log_dir", resolved), notes
+        script,
+        args,
+        ranks,
+        local_ranks or ranks,
+        config,
+        origins,
+        config_file,
+        line.on("dry_run"),
+        source,
+        resume_from,
+        experiments,
+        _folder("log_dir", resolved),
+        notes,
     )
 
 

@@ -14,34 +14,47 @@ def render(run: rundir.RunDir, plan: dict[str, Any]) -> str:
     s = rundir.read_json(run.summary)
     if s is None:
         return ""
-    script, args = plan["command"]["script"], plan["command"]["args"]
+    if s["status"] == "stopped":
+        again = f"{next_command(plan, run)}   (go on from step {s['steps']})"
+    else:
+        again = f"{next_command(plan, run, **longer(plan['config'], s['steps']))}   (train on, twice as long)"
     first, last = s["loss_first"] / math.log(2), s["loss_last"] / math.log(2)
     validation = f"; validation {s['val_bpb_first']:.3f} → {s['val_bpb_last']:.3f}" if s.get("val_bpb_last") is not None else ""
     lines = [
-        f"Model      GPT, depth {plan['config']['depth']}, {s['parameters'] / 1e6:.2f} M parameters, on {plan['ranks']} × {plan['device']['value']}",
-        f"Trained    {s['steps']} steps, {s['tokens'] / 1e6:.2f} M tokens of {plan['data']['name']} in {_duration(s['seconds'])}",
+        f"Model      GPT, depth {plan['config']['depth']}, {s['parameters'] / 1e6:.2f} M parameters",
+        f"Trained    {s['steps']} steps, {s['tokens'] / 1e6:.2f} M tokens of {plan['data']['name']} in {_duration(s['seconds'])}, "
+        f"{plan['ranks']} × {plan['device']['value']}",
         f"Loss       {first:.3f} → {last:.3f} bits per byte{validation}",
         f"Speed      {s['tokens_per_s']:,.0f} tokens/s, {s['step_ms']:.1f} ms per step (medians)",
     ]
     if s.get("sample"):
-        body = [line for line in s["sample"].rstrip().splitlines()][:12]
+        body = s["sample"].rstrip().splitlines()[:12]
         lines += ["Sample", *(f"    │ {line[:100]}" for line in body)]
     lines += [
         f"Run        {run.path}",
         f"           plan.json, metrics.jsonl, checkpoints/{s['checkpoint']}, tb_logger/, ranks/*.log",
         f"Log        {plan['log_file']}" if plan.get("log_file") else "",
         f"Next       ./monitor_training.sh --run={shlex.quote(str(run.path))} --once",
-        f"           {_longer(script, args, s, run)}",
+        f"           {again}",
     ]
     return "\n".join(f"  {line}" for line in lines if line) + "\n"
 
 
-def _longer(script: str, args: list[str], s: dict[str, Any], run: rundir.RunDir) -> str:
-    from training.request import command
+def longer(config: dict[str, Any], steps: int) -> dict[str, int]:
+    """The limits that end this run, doubled."""
+    limits = {name: 2 * config[name] for name in ("num_iterations", "num_epochs") if config[name]}
+    return limits or {"num_iterations": 2 * steps}
 
-    if s["status"] == "stopped":
-        return f"{command(script, args, resume=run.name)}   (go on from step {s['steps']})"
-    return f"{command(script, args, resume=run.name, num_iterations=2 * s['steps'])}   (train on, twice as long)"
+
+def next_command(plan: dict[str, Any], run: rundir.RunDir, **changes: Any) -> str:
+    """The command that continues this run: a resumed run keeps its own configuration, so it is short."""
+    script = plan["command"]["script"]
+    program = {"launch_train.sh": f"./launch_train.sh {plan['ranks']}", "train.py": "python train.py"}.get(script, f"./{script}")
+    if script == "train.py" and plan["ranks"] > 1:
+        program = f"torchrun --nproc_per_node={plan['ranks']} train.py"
+    kept = {n: plan["config"][n] for n in ("out_dir", "log_dir") if plan["origins"][n] != "default"}
+    flags = kept | {"resume": run.name} | changes
+    return " ".join([program, *(f"--{name}={shlex.quote(str(value))}" for name, value in flags.items())])
 
 
 def _duration(seconds: float) -> str:

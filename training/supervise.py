@@ -15,7 +15,8 @@ import sys
 import time
 from typing import Any
 
-from training import console, heartbeat, plan as planner, rundir, summary
+from training import console, heartbeat, rundir, summary
+from training import plan as planner
 from training.data import store
 from training.errors import Exit, UserError
 from training.launch import spawn, verdict
@@ -102,7 +103,9 @@ def analysis(run: rundir.RunDir) -> str:
         lines.append(f"  rank {beat.rank}: {beat} in epoch {beat.epoch}, {silent:.1f} s ago")
         lines += [f"      │ {line[:140]}" for line in tail(run.rank_log(beat.rank), 4)]
     memory, disk = psutil.virtual_memory(), shutil.disk_usage(run.path)
-    lines.append(f"  host memory {memory.percent:.0f} % used, disk {100 * disk.used / disk.total:.0f} % used, load {os.getloadavg()[0]:.1f}")
+    lines.append(
+        f"  host memory {memory.percent:.0f} % used, disk {100 * disk.used / disk.total:.0f} % used, load {os.getloadavg()[0]:.1f}"
+    )
     for check in (rundir.read_json(run.preflight) or {"checks": []})["checks"]:
         if check["status"] != "ok":
             lines.append(f"  at the start: {check['name']}: {check['text']}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from training.config.flags import ACTIONS
 from training.config.schema import FIELDS, GROUPS, kind
+from training.errors import EXIT_MEANING
 
 
 def option_lines() -> list[str]:
@@ -20,6 +21,7 @@ def option_lines() -> list[str]:
             unit = f" [{meta['unit']}]" if meta["unit"] else ""
             also = f"; also {meta['env']}" if meta["env"] else ""
             lines.append(f"  --{name + '=' + shown:<36} {meta['help']}{unit} (default {default}{also})")
+    lines += ["", "Exit codes:", *(f"  {int(code):>3}  {meaning}" for code, meaning in EXIT_MEANING.items())]
     return lines
 
 

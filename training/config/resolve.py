@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,14 +102,14 @@ def convert(name: str, raw: Any, is_text: bool) -> tuple[Any, str]:
         return (value, "") if value in meta["choices"] else (None, "")
     if is_text:
         try:
-            value = {"int": int, "float": float, "bool": _boolean, "str": str}[wanted](raw)
+            value = PARSERS[wanted](raw)
         except ValueError:
             return None, ""
     elif wanted == "float" and isinstance(raw, int) and not isinstance(raw, bool):
         value = float(raw)
     elif type(raw).__name__ != wanted:
         return None, f", a {type(raw).__name__}"
-    if wanted == "float" and value != value:
+    if wanted == "float" and math.isnan(value):
         return None, ""
     if meta["low"] is not None and value < meta["low"]:
         return None, ", too small"
@@ -121,3 +122,6 @@ def _boolean(text: str) -> bool:
     if text.lower() not in WORDS:
         raise ValueError(text)
     return WORDS[text.lower()]
+
+
+PARSERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": _boolean, "str": str}

@@ -82,9 +82,7 @@ class Config:
     find_unused_parameters: bool = option(False, "distributed", "DDP looks for parameters without gradient at each step")
     use_static_graph: bool = option(False, "distributed", "DDP may assume the same graph at each step")
 
-    device: str = option(
-        "cuda", "compute", "auto: a GPU for every rank, else the CPU", choices=("auto", "cuda", "cpu"), unit="all ranks"
-    )
+    device: str = option("cuda", "compute", "auto: a GPU for every rank, else the CPU", choices=("auto", "cuda", "cpu"), unit="all ranks")
     precision: str = option("auto", "compute", "auto: bf16 where the hardware has it", choices=("auto", "bf16", "fp32"))
     compile: str = option("auto", "compute", "torch.compile; auto: on a GPU only", choices=("auto", "1", "0"), env="TORCH_COMPILE")
     seed: int = option(1337, "compute", "initial weights and data order", low=0, high=(1 << 63) - 1)

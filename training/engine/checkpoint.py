@@ -44,7 +44,9 @@ class Loaded:
     skipped: list[str]  # damaged newer checkpoints, with what is wrong
 
 
-def save(folder: Path, position: Position, model: torch.nn.Module, optimizer: torch.optim.Optimizer, facts: dict[str, Any], keep: int) -> Path:
+def save(
+    folder: Path, position: Position, model: torch.nn.Module, optimizer: torch.optim.Optimizer, facts: dict[str, Any], keep: int
+) -> Path:
     """Write a checkpoint and remove the oldest ones. Raises OSError; the earlier checkpoints are then untouched."""
     buffer = io.BytesIO()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, buffer)

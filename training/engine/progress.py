@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from types import TracebackType
+from typing import Any
 
 from tqdm import tqdm
 
@@ -37,7 +38,7 @@ class Progress:
 
     def __init__(self, session: Session, recorder: Recorder | None, position: Position) -> None:
         self.session, self.recorder = session, recorder
-        self._bar: tqdm[None] | None = None
+        self._bar: tqdm[Any] | None = None
         self._start = position.epoch_steps
         self._left = session.length.total_steps - position.step + position.epoch_steps
 

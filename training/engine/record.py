@@ -57,14 +57,16 @@ class WandB:
         name = config.wandb_run or run.name
         public = {k: v for k, v in vars(config).items() if "key" not in k}
 
-        def begin(mode: str) -> Any:
+        def begin(mode: Any) -> Any:
             settings = wandb.Settings(init_timeout=WANDB_INIT_S, console="off", silent=True)
             return wandb.init(project=config.wandb_project, name=name, dir=str(run.path), config=public, mode=mode, settings=settings)
 
         try:
             self.run = begin(mode)
         except wandb.errors.Error as error:
-            console.warning(f"W&B online did not start ({str(error).splitlines()[0]}): going on offline; later: wandb sync {run.path}/wandb/*")
+            console.warning(
+                f"W&B online did not start ({str(error).splitlines()[0]}): going on offline; later: wandb sync {run.path}/wandb/*"
+            )
             self.run = begin("offline")
 
     def write(self, record: Record) -> None:

@@ -92,7 +92,9 @@ def device_batch(config: Config, ranks: int, room: int | None, *, bf16: bool, co
 
 def launcher(config: Config, script: str, ranks: int) -> Choice:
     if script == "train.py":
-        return Choice("env", "RANK and WORLD_SIZE are set: the ranks are started already" if ranks > 1 else "plain python, no process group")
+        return Choice(
+            "env", "RANK and WORLD_SIZE are set: the ranks are started already" if ranks > 1 else "plain python, no process group"
+        )
     if config.launcher != "auto":
         return Choice(config.launcher, "as asked")
     if ranks == 1:

@@ -53,7 +53,9 @@ def _gpu(gpu: Gpu, estimate: memory.Estimate, command: str) -> Iterable[Check]:
     name = f"GPU {gpu.index}"
     shown = f"{gpu.name}, {memory.gib(gpu.free_bytes)} free of {memory.gib(gpu.total_bytes)}"
     strangers = [
-        f"pid {p.pid} ({p.user}, {memory.gib(p.used_bytes)}): {p.command}" for p in gpu.processes if p.pid not in (os.getpid(), os.getppid())
+        f"pid {p.pid} ({p.user}, {memory.gib(p.used_bytes)}): {p.command}"
+        for p in gpu.processes
+        if p.pid not in (os.getpid(), os.getppid())
     ]
     occupied = "; occupied by " + ", ".join(strangers) if strangers else ""
     if gpu.free_bytes is None:

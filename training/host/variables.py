@@ -71,4 +71,3 @@ def _cuda_home() -> str | None:
     nvcc = shutil.which("nvcc")
     candidates = [os.path.dirname(os.path.dirname(os.path.realpath(nvcc)))] if nvcc else []
     return next((c for c in [*candidates, "/usr/local/cuda"] if os.path.exists(f"{c}/include/cuda_runtime.h")), None)
-

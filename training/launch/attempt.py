@@ -177,4 +177,11 @@ class Attempt:
 
 def waiting(phase: str) -> bool:
     """Is this a place where a rank waits for the others?"""
-    return phase.startswith("barrier: ") or phase in ("backward", "reduce", "optimizer", "evaluation", "waiting for data", "meeting the other ranks")
+    return phase.startswith("barrier: ") or phase in (
+        "backward",
+        "reduce",
+        "optimizer",
+        "evaluation",
+        "waiting for data",
+        "meeting the other ranks",
+    )

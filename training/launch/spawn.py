@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import os
 import pty
@@ -36,10 +38,8 @@ class Child:
 
     def signal_group(self, number: signal.Signals) -> None:
         """To the process and everything it has started (its session); nothing when all is gone."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, number)
-        except ProcessLookupError:
-            pass
 
     def signal(self, number: signal.Signals) -> None:
         """To the process alone: the children decide for themselves."""
@@ -79,16 +79,17 @@ def start_torchrun(count: int, wanted_port: int, logs: Path) -> Child:
     """One torchrun that starts `count` ranks; output of rank 0 comes through, every rank's goes to `logs`."""
     meeting = ["--master-addr", LOOPBACK, "--master-port", str(wanted_port)] if wanted_port else ["--standalone", "--local-addr", LOOPBACK]
     argv = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count), *meeting]
-    argv += ["--log-dir", str(logs), "--tee", "3", "--local-ranks-filter", "0", str(ROOT / "train.py")]
-    env = clean_environment() | {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": ""}
-    return _start(argv, env, None, False, ())
+    to_files = ",".join(f"{rank}:3" for rank in range(1, count))
+    argv += ["--log-dir", str(logs), "--redirects", to_files or "0", str(ROOT / "train.py")]
+    return _start(argv, clean_environment(), None, False, ())
 
 
 def _start(argv: list[str], env: dict[str, str], rank: int | None, terminal: bool, inherited: tuple[int, ...]) -> Child:
     if terminal:
         ours, theirs = pty.openpty()
         _raw(theirs)
-        termios.tcsetwinsize(theirs, termios.tcgetwinsize(sys.stderr)) if hasattr(termios, "tcsetwinsize") else None
+        size = fcntl.ioctl(sys.stderr, termios.TIOCGWINSZ, b"\0" * 8)
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, size)  # as wide as the user's terminal
     else:
         ours, theirs = os.pipe()
     try:
@@ -100,7 +101,8 @@ def _start(argv: list[str], env: dict[str, str], rank: int | None, terminal: boo
             stderr=theirs,
             start_new_session=True,  # Ctrl-C reaches the supervisor alone, which tells the ranks what to do
             pass_fds=inherited,
-            preexec_fn=functools.partial(process.die_with_parent, os.getpid()),
+            # The supervisor has one thread, so code between fork and exec is safe.
+            preexec_fn=functools.partial(process.die_with_parent, os.getpid()),  # noqa: PLW1509
         )
     finally:
         os.close(theirs)

@@ -11,6 +11,7 @@ from training import rundir
 from training.errors import Exit
 from training.launch.attempt import Outcome
 from training.launch.output import tail
+from training.summary import next_command
 
 SHOWN_LINES = 10
 # Structured evidence only: the exception that the failing rank itself reported.
@@ -54,7 +55,10 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
         cause, summary = "hang", _hang_summary(outcome, rank)
         where = _stuck_at(run, rank) if rank is not None else None
     elif own:
-        cause, summary = CAUSE_BY_TYPE.get(own["type"], "unknown"), f"{own['type']}: {own['message'].splitlines()[0] if own['message'] else ''}"
+        cause, summary = (
+            CAUSE_BY_TYPE.get(own["type"], "unknown"),
+            f"{own['type']}: {own['message'].splitlines()[0] if own['message'] else ''}",
+        )
         if own.get("disk_full"):
             cause = "disk_full"
     else:
@@ -70,7 +74,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
         "exit_code": int(exit_code(outcome)),
         "evidence": tail(log, SHOWN_LINES),
         "log": str(log),
-        "advice": _advice(cause, status, run),
+        "advice": _advice(cause, status, run, plan),
         "time": time.time(),
     }
 
@@ -100,20 +104,26 @@ def _stuck_at(run: rundir.RunDir, rank: int) -> str | None:
     return own.removeprefix("File ").replace('", line ', ":").strip('"').split(" in ")[0] if own else None
 
 
-def _advice(cause: str, status: int, run: rundir.RunDir) -> list[str]:
+def _advice(cause: str, status: int, run: rundir.RunDir, plan: dict[str, Any]) -> list[str]:
     if cause == "nan_loss":
         return ["lower the learning rate (--matrix_lr) or use --precision=fp32"]
     if cause == "hang":
         return [f"stacks of every rank: {run.ranks}/rank*.stacks", "do not raise --hang_timeout: it only waits longer"]
     if status == -signal.SIGKILL:
-        return ["somebody, or the kernel when memory ran out, killed it: see `dmesg | tail`", f"go on from the last checkpoint: --resume={run.name}"]
+        return [
+            "somebody, or the kernel when memory ran out, killed it: see `dmesg | tail`",
+            f"go on from the last checkpoint: {next_command(plan, run)}",
+        ]
     return [f"the whole output of each rank: {run.ranks}/"]
 
 
 def card(record: dict[str, Any]) -> str:
     """The failure for people."""
     who = f"rank {record['rank']}" if record["rank"] is not None else "no single rank"
-    lines = [f"Cause      {record['cause']}: {record['summary']}", f"Who        {who}" + (f", in {record['phase']}" if record["phase"] else "")]
+    lines = [
+        f"Cause      {record['cause']}: {record['summary']}",
+        f"Who        {who}" + (f", in {record['phase']}" if record["phase"] else ""),
+    ]
     if record["where"]:
         lines.append(f"Where      {record['where']}")
     others = [f"rank {r}: {p}" for r, p in record["phases"].items() if str(record["rank"]) != r]
