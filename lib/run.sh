@@ -6,7 +6,7 @@ RUN_DIR=
 # Ask Python for the plan. Sets RUN_DIR, the variables and the command of the run; ends the script for --dry_run.
 run::plan() {
   local answer
-  answer=$("$PYTHON" -m training.plan "$DUET_SCRIPT" "$@") || {
+  answer=$("$PYTHON" "$DUET_ROOT/lib/run_module.py" training.plan "$DUET_SCRIPT" "$@") || {
     local status=$?
     [[ -z $answer ]] || printf '%s\n' "$answer"
     exit "$status"
@@ -26,7 +26,7 @@ run::plan() {
 
 # The resource report of the enhanced script.
 run::report_resources() {
-  "$PYTHON" -m training.host.preflight "$RUN_DIR"
+  "$PYTHON" "$DUET_ROOT/lib/run_module.py" training.host.preflight "$RUN_DIR"
 }
 
 # Stages of the supervisor beyond the simple ones: --analyse, --recover.

@@ -1,6 +1,6 @@
 """The plan: request + this machine → everything that will be done, in one file.
 
-    python -m training.plan SCRIPT [ARGS…]
+    python lib/run_module.py training.plan SCRIPT [ARGS…]
 
 prints the run directory that it made, and nothing else; problems go to standard error with exit 2 (configuration) or 3
 (machine), and then nothing was made. With --dry_run it prints the plan instead.
@@ -127,7 +127,7 @@ def write(plan: Plan, checks: list[preflight.Check], request: Request) -> rundir
     rundir.write_json(run.preflight, {"checks": [c.record() for c in checks]})
     set_here = {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
     set_here |= {rundir.VARIABLE: str(run.path), console.LOG_VARIABLE: str(log)}
-    rundir.write_bytes(run.argv, _nul([sys.executable, "-m", "training.supervise", str(run.path)]))
+    rundir.write_bytes(run.argv, _nul([sys.executable, str(ROOT / "lib/run_module.py"), "training.supervise", str(run.path)]))
     rundir.write_bytes(run.env, _nul([f"{name}={value}" for name, value in set_here.items()]))
     rundir.write_json(run.plan, plan)
     return run
@@ -216,5 +216,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    os.chdir(os.environ.get("PWD", ROOT))
     sys.exit(main())

@@ -79,7 +79,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The object in `path`, or None when it is missing or not (yet) whole."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
@@ -100,7 +100,7 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
             for line in file:
                 try:
                     record = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
                 if isinstance(record, dict):
                     yield record

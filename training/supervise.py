@@ -11,6 +11,7 @@ import itertools
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
 from typing import Any
@@ -36,6 +37,7 @@ def main(argv: list[str]) -> int:
     planner.announce(plan)
     if leaked := spawn.leaked():
         console.warning(f"left out of the ranks' environment, another launcher's: {', '.join(leaked)}")
+    rundir.write_json(run.supervisor, {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time(), "ranks": []})
     for old in (run.summary, run.failure):
         old.unlink(missing_ok=True)
     try:

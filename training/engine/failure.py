@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import time
 import traceback
@@ -11,7 +13,8 @@ from training import heartbeat, rundir
 
 
 def record(run: rundir.RunDir, rank: int, error: BaseException) -> None:
-    """Write ranks/rank<r>.error.json and the traceback to standard error (the rank's own log)."""
+    """Write ranks/rank<r>.error.json, and the traceback to the rank's own log; to the console only where no supervisor
+    shows the one card that matters (a victim's traceback is no news)."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [f for f in frames if "site-packages" not in f.filename] or list(frames)
     where = f"{ours[-1].filename}:{ours[-1].lineno}" if ours else ""
@@ -24,8 +27,14 @@ def record(run: rundir.RunDir, rank: int, error: BaseException) -> None:
         "where": where,
         "code": ours[-1].line if ours else None,
         "phase": str(beat) if beat else None,
+        "disk_full": isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT),
         "traceback": traceback.format_exception(type(error), error, error.__traceback__),
     }
     rundir.write_json(run.rank_error(rank), facts)
-    sys.stderr.write("".join(facts["traceback"]))
-    sys.stderr.flush()
+    text = "".join(facts["traceback"])
+    if "DUET_SUPERVISED" in os.environ:
+        with run.rank_log(rank).open("a") as log:
+            log.write(text)
+    else:
+        sys.stderr.write(text)
+        sys.stderr.flush()

@@ -5,6 +5,7 @@ NVML ignores CUDA_VISIBLE_DEVICES, so the choice is applied here, in PCI order (
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -52,13 +53,15 @@ class Machine:
 
 def look(environ: Mapping[str, str] = os.environ) -> Machine:
     """The GPUs that a process with this environment would see."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:  # asked before pynvml, whose import takes longer than everything else on a machine without GPUs
+        return Machine((), "no NVIDIA driver on this machine")
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-            return Machine((), "no NVIDIA driver on this machine")
         return Machine((), f"the NVIDIA driver does not answer: {error}")
     try:
         driver = _ask(pynvml.nvmlSystemGetDriverVersion)

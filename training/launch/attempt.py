@@ -84,8 +84,8 @@ class Attempt:
             self._alive[child.pidfd], self._outputs[child.output] = child, output
             self._selector.register(child.pidfd, selectors.EVENT_READ, self._on_end)
             self._selector.register(child.output, selectors.EVENT_READ, self._on_output)
-        pids = [{"rank": c.rank, "pid": c.popen.pid} for c in children]
-        rundir.write_json(self.run.supervisor, {"pid": os.getpid(), "started": time.time(), "ranks": pids})
+        known = rundir.read_json(self.run.supervisor) or {}
+        rundir.write_json(self.run.supervisor, known | {"ranks": [{"rank": c.rank, "pid": c.popen.pid} for c in children]})
 
     def _on_output(self, fd: int) -> None:
         if not self._outputs[fd].drain():

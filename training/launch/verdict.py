@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from training.launch.output import tail
 from training.summary import next_command
 
 SHOWN_LINES = 10
+UNDERLINE = re.compile(r"[\s^~]+")  # Python 3.11 marks the column below each line of a traceback
 # Structured evidence only: the exception that the failing rank itself reported.
 CAUSE_BY_TYPE = {"NotFinite": "nan_loss", "OutOfMemoryError": "gpu_oom", "BarrierError": "hang", "MemoryError": "host_oom_killed"}
 # A failure of the machine may pass; an exception in the code comes back.
@@ -72,7 +74,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
         "phases": {str(r): p for r, p in sorted(outcome.phases.items())},
         "status": status,
         "exit_code": int(exit_code(outcome)),
-        "evidence": tail(log, SHOWN_LINES),
+        "evidence": [line for line in tail(log, 2 * SHOWN_LINES) if not UNDERLINE.fullmatch(line)][-SHOWN_LINES:],
         "log": str(log),
         "advice": _advice(cause, status, run, plan),
         "time": time.time(),

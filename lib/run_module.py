@@ -1,0 +1,16 @@
+"""`python lib/run_module.py training.plan ARGS…`: like `python -m`, but a folder named `training` where the user stands can
+not be taken for ours, and Ctrl-C in the first moments ends without a traceback. Runs with any Python >= 3.10."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+if __name__ == "__main__":
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    module = sys.argv.pop(1)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,69 @@
+"""Shared by all tests: the project as a user has it (a copy in a folder with a space), and proof that nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TOKEN = "PROJECT_TEST_TOKEN"  # stands in the environment of every process a test starts, and of all their children
+GONE_WITHIN_S = 8.0
+
+
+def processes(token: str) -> dict[int, str]:
+    """Living processes (zombies left out) with this token: pid → command line."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            ours = f"{TOKEN}={token}".encode() in (folder / "environ").read_bytes().split(b"\0")
+            if ours and (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+    return found
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60.0, what: str = "condition") -> None:
+    """Wait for a condition, not for a time; the limit only ends a failed test."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def token() -> Iterator[str]:
+    """A fresh mark for the processes of one test; at its end none of them may be left."""
+    value = uuid.uuid4().hex
+    yield value
+    end = time.monotonic() + GONE_WITHIN_S
+    while (left := processes(value)) and time.monotonic() < end:
+        time.sleep(0.05)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, f"left behind: {left}"
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project in a path with a space and a quote, with the tested environment linked in."""
+    copy = tmp_path_factory.mktemp("a user's folder") / "du et"
+    names = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"], capture_output=True, check=True
+    ).stdout
+    for name in filter(None, names.decode().split("\0")):
+        source, target = ROOT / name, copy / name
+        if source.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+    (copy / ".venv").symlink_to(ROOT / ".venv")
+    return copy

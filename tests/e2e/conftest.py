@@ -1,0 +1,120 @@
+"""Real runs: the scripts as programs, two CPU ranks, small enough to take seconds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import TOKEN, wait_until
+from training.rundir import RunDir, read_json, read_records
+
+TINY = {
+    "depth": 1,
+    "max_seq_len": 32,
+    "device_batch_size": 4,
+    "total_batch_size": 256,
+    "num_iterations": 12,
+    "eval_every": 0,
+    "eval_tokens": 2048,
+    "sample_tokens": 16,
+    "log_every": 1,
+    "device": "cpu",
+    "use_dummy_wandb": True,
+    "tensorboard": False,
+}
+# Code that a test puts into every Python process of a run: sitecustomize is imported at interpreter start.
+HOOK = "sitecustomize.py"
+
+
+@dataclass
+class Launched:
+    """A started script. `output` is what its console showed."""
+
+    process: subprocess.Popen[bytes]
+    console: Path
+    run: RunDir
+    logs: Path
+
+    @property
+    def output(self) -> str:
+        return self.console.read_text(errors="replace")
+
+    def wait(self, seconds: float = 120.0) -> int:
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {seconds} s:\n{self.output[-3000:]}") from None
+
+    def wait_for(self, text: str, seconds: float = 60.0) -> None:
+        wait_until(lambda: text in self.output or self.process.poll() is not None, seconds, repr(text))
+        assert text in self.output, self.output[-3000:]
+
+    def ok(self) -> Launched:
+        assert self.wait() == 0, self.output[-4000:]
+        return self
+
+    @property
+    def steps(self) -> dict[int, dict[str, Any]]:
+        return {r["step"]: r for r in read_records(self.run.metrics) if "loss" in r}
+
+    @property
+    def losses(self) -> list[float]:
+        return [r["loss"] for _, r in sorted(self.steps.items())]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return read_json(self.run.summary) or {}
+
+    @property
+    def failure(self) -> dict[str, Any]:
+        return read_json(self.run.failure) or {}
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """rank → pid, once the supervisor has started them."""
+        return {r["rank"]: r["pid"] for r in (read_json(self.run.supervisor) or {"ranks": []})["ranks"]}
+
+
+@dataclass
+class Launcher:
+    project: Path
+    folder: Path
+    token: str
+    count: int = 0
+    started: list[Launched] = field(default_factory=list)
+
+    def __call__(
+        self, *command: str, name: str = "", env: dict[str, str] | None = None, hook: str = "", tiny: bool = True, **flags: object
+    ) -> Launched:
+        """Start `command` (a script of the project, or a program) with TINY and `flags` as --key=value."""
+        self.count += 1
+        name = name or f"run{self.count}"
+        values = (TINY if tiny else {}) | {"out_dir": self.folder / "experiments", "log_dir": self.folder / "logs"} | flags
+        if "resume" not in values:
+            values["run_name"] = name
+        argv = [*command, *(f"--{k}={v}" for k, v in values.items() if v is not None)]
+        variables = {k: v for k, v in os.environ.items() if not k.startswith(("DUET_", "WANDB_"))}
+        variables |= {TOKEN: self.token, **(env or {})}
+        if hook:
+            site = self.folder / f"hook{self.count}"
+            site.mkdir()
+            (site / HOOK).write_text(hook)
+            variables["PYTHONPATH"] = str(site)
+        console = self.folder / f"console{self.count}.txt"
+        with console.open("wb") as out:
+            process = subprocess.Popen(argv, cwd=self.project, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        run = RunDir(self.folder / "experiments" / str(values.get("resume", name)))
+        launched = Launched(process, console, run, self.folder / "logs")
+        self.started.append(launched)
+        return launched
+
+
+@pytest.fixture
+def launch(project: Path, tmp_path: Path, token: str) -> Callable[..., Launched]:
+    return Launcher(project, tmp_path, token)

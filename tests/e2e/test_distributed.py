@@ -1,0 +1,108 @@
+"""The helpers that any script may import, in real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import ROOT, TOKEN
+from training.launch.spawn import LOOPBACK
+
+BODY = """
+import sys, os
+sys.path.insert(0, {root!r})
+from training.distributed import *
+from training.distributed import BarrierError
+import torch
+world = setup("cpu", timeout_s=20)
+"""
+
+
+def ranks(tmp_path: Path, token: str, size: int, body: str) -> list[tuple[int, str]]:
+    """Run `body` on `size` ranks; (status, output) of each."""
+    import socket
+
+    script = tmp_path / "script.py"
+    script.write_text(BODY.format(root=str(ROOT)) + body)
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port = probe.getsockname()[1]
+    shared = {
+        **os.environ,
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(port),
+        TOKEN: token,
+        "OMP_NUM_THREADS": "1",
+    }
+    shared["GLOO_SOCKET_IFNAME"] = "lo"
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env={**shared, "RANK": str(r), "LOCAL_RANK": str(r)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for r in range(size)
+    ]
+    out = [p.communicate(timeout=60)[0] for p in started]
+    return [(p.returncode, text) for p, text in zip(started, out, strict=True)]
+
+
+def test_helpers_on_two_ranks(tmp_path: Path, token: str) -> None:
+    body = """
+assert get_world_size() == 2 and get_rank() == int(os.environ["RANK"]) and is_main_process() == (get_rank() == 0)
+barrier("both here", 20)
+assert all_reduce_mean(float(get_rank())) == 0.5
+given = torch.tensor([1.0, 2.0]) * (get_rank() + 1)
+assert torch.equal(all_reduce_mean(given), torch.tensor([1.5, 3.0]))
+assert given[0] == get_rank() + 1, "the input stays as it was"
+barrier("end", 20)
+cleanup()
+cleanup()
+print("fine")
+"""
+    assert [(s, t.strip()) for s, t in ranks(tmp_path, token, 2, body)] == [(0, "fine")] * 2
+
+
+def test_barrier_names_who_is_missing_even_rank_0(tmp_path: Path, token: str) -> None:
+    body = """
+try:
+    if get_rank() == 0:
+        import time
+        time.sleep(3)      # the store lives in this process: it must outlast the others' waiting
+    else:
+        barrier("before iteration", 1.0)
+except BarrierError as error:
+    print(error)
+os._exit(0)
+"""
+    results = ranks(tmp_path, token, 3, body)
+    for rank in (1, 2):
+        assert "barrier 'before iteration': rank 0 did not arrive within 1 s" in results[rank][1]
+
+
+def test_different_barriers_are_noticed(tmp_path: Path, token: str) -> None:
+    body = """
+try:
+    barrier("save" if get_rank() else "load", 10)
+except BarrierError as error:
+    print(error)
+all_reduce_mean(0.0)
+os._exit(0)
+"""
+    for _, text in ranks(tmp_path, token, 2, body):
+        assert "rank 0 at 'load', rank 1 at 'save'" in text
+
+
+def test_everything_works_without_a_group() -> None:
+    body = (
+        BODY.format(root=str(ROOT))
+        + "barrier('x'); assert all_reduce_mean(2.5) == 2.5 and is_main_process(); cleanup(); print(world.backend)"
+    )
+    clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    done = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, env=clean, timeout=60, check=False)
+    assert done.stdout.strip() == "none", done.stderr

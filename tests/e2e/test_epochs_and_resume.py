@@ -1,0 +1,78 @@
+"""Epoch switches without a deadlock, and a resume that continues bit for bit."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.e2e.conftest import Launched
+from tests.e2e.hooks import slow_progress_bar
+
+Launch = Callable[..., Launched]
+RUN = ("./launch_train.sh", "2", "configs/dual_gpu/quickstart.py")
+EPOCHS = {"num_iterations": 0, "device_batch_size": 2, "total_batch_size": 128}
+
+
+@pytest.fixture
+def small_text(tmp_path: Path) -> Path:
+    """Ten steps an epoch."""
+    path = tmp_path / "small text.txt"
+    path.write_bytes((ROOT / "LICENSE").read_bytes()[:1500])
+    return path
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_many_epochs_with_workers_and_a_slow_progress_bar(launch: Launch, small_text: Path, persistent: bool) -> None:
+    """The two traps of the original incident: workers at the epoch switch, and a bar that blocks rank 0 for longer than
+    the limit of a collective would allow if it stood between barriers."""
+    hook = slow_progress_bar(0.5)
+    run = launch(
+        *RUN, data=small_text, num_epochs=6, num_workers=2, persistent_workers=persistent, hang_timeout=10, hook=hook, **EPOCHS
+    ).ok()
+    records = list(run.steps.values())
+    per_epoch = [sum(r["epoch"] == e for r in records) for e in range(1, 7)]
+    assert len(set(per_epoch)) == 1 and per_epoch[0] >= 5, per_epoch
+    assert {r["epoch"] for r in records} == set(range(1, 7))
+
+
+def test_workers_change_nothing(launch: Launch, small_text: Path) -> None:
+    without = launch(*RUN, data=small_text, num_epochs=2, num_workers=0, **EPOCHS).ok()
+    with_two = launch(*RUN, data=small_text, num_epochs=2, num_workers=2, **EPOCHS).ok()
+    assert without.losses == with_two.losses
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resume_after_kill_is_bit_exact(launch: Launch, small_text: Path, workers: int) -> None:
+    """kill -9 of the launcher in the middle of the second epoch."""
+    settings = {"data": small_text, "num_epochs": 4, "save_every": 7, "num_workers": workers, **EPOCHS}
+    whole = launch(*RUN, **settings).ok()
+    cut = launch(*RUN, name="cut", **settings)
+    cut.wait_for("Epoch: 2, Iter: 16,")
+    cut.process.send_signal(signal.SIGKILL)
+    cut.wait()
+    resumed = launch("./launch_train.sh", "2", tiny=False, resume="cut").ok()
+    assert resumed.losses == whole.losses
+    final = [next(r.run.checkpoints.glob(f"step_{max(whole.steps):08d}/state.pt")).read_bytes() for r in (whole, resumed)]
+    assert final[0] == final[1], "weights and optimizer state, bit for bit"
+
+
+def test_damaged_checkpoint_is_named_and_the_one_before_used(launch: Launch) -> None:
+    whole = launch(*RUN, num_iterations=20, save_every=5, name="flipped").ok()
+    newest = sorted(whole.run.checkpoints.glob("step_*"))[-1] / "state.pt"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    resumed = launch("./launch_train.sh", "2", tiny=False, resume="flipped").ok()
+    assert "damaged checkpoint skipped: step_00000020" in resumed.output and "flipped bit" in resumed.output
+    assert "resumed from step_00000015" in resumed.output
+    assert resumed.losses == whole.losses
+
+
+def test_resume_with_another_number_of_ranks_says_so(launch: Launch) -> None:
+    launch(*RUN, name="two").ok()
+    resumed = launch("./launch_train.sh", "1", tiny=False, resume="two", num_iterations=15).ok()
+    assert "saved by 2 ranks, continued by 1" in resumed.output and max(resumed.steps) == 15

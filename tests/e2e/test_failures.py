@@ -1,0 +1,123 @@
+"""A rank that fails: who, where and why within seconds, the right exit code, nobody left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.conftest import processes, wait_until
+from tests.e2e.conftest import Launched
+from tests.e2e.hooks import in_forward
+from training.heartbeat import read
+
+Launch = Callable[..., Launched]
+RUN = ("./launch_train.sh", "2", "configs/dual_gpu/quickstart.py")
+
+
+def test_exception_in_one_rank_is_named_with_file_and_line(launch: Launch) -> None:
+    run = launch(*RUN, hook=in_forward(1, 5, "raise ValueError('planted')"))
+    assert run.wait() == 4
+    failure = run.failure
+    assert (failure["rank"], failure["cause"], failure["exit_code"]) == (1, "unknown", 4)
+    assert failure["summary"] == "ValueError: planted"
+    assert "sitecustomize.py:" in failure["where"]
+    assert failure["phase"] == "step 5: forward"
+    assert "training failed" in run.output and "rank 1" in run.output
+    assert "Traceback" not in run.output.split("training failed")[0], "rank 0's victim traceback is no news"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_killed_rank_is_named_in_two_seconds(launch: Launch, rank: int) -> None:
+    run = launch(*RUN, num_iterations=100000)
+    run.wait_for("Iter: 3,")
+    killed = time.monotonic()
+    os.kill(run.pids[rank], signal.SIGKILL)
+    assert run.wait() == 4
+    assert time.monotonic() - killed < 8
+    assert run.failure["rank"] == rank and run.failure["summary"] == "killed by SIGKILL"
+
+
+def test_exit_zero_in_the_middle_is_a_failure(launch: Launch) -> None:
+    run = launch(*RUN, hook=in_forward(1, 5, "os._exit(0)"))
+    assert run.wait() == 4
+    assert run.failure["rank"] == 1 and "status 0 in the middle" in run.failure["summary"]
+
+
+def test_nan_names_rank_and_step_on_all_ranks(launch: Launch) -> None:
+    run = launch(*RUN, hook=in_forward(1, 5, "return original(*args, **kwargs) * float('nan')"))
+    assert run.wait() == 4
+    assert run.failure["cause"] == "nan_loss"
+    assert "loss is nan on rank 1 at step 5" in run.failure["summary"]
+    assert max(run.steps) == 4, "the broken step is not recorded"
+
+
+def test_stopped_rank_is_a_hang_with_the_guilty_rank_and_its_line(launch: Launch) -> None:
+    run = launch(*RUN, hang_timeout=3, hook=in_forward(1, 5, "__import__('time').sleep(3600)"))
+    assert run.wait() == 5
+    failure = run.failure
+    assert failure["cause"] == "hang" and failure["rank"] == 1 and failure["phase"] == "step 5: forward"
+    assert "sitecustomize.py:" in failure["where"]
+    assert failure["phases"]["0"].startswith("step 5: "), "the other one waits"
+
+
+def test_recovery_after_a_killed_rank_resumes_from_the_checkpoint(launch: Launch) -> None:
+    whole = launch(*RUN, num_iterations=60, save_every=5).ok()
+    run = launch("./train_dual_gpu_enhanced.sh", RUN[2], num_iterations=60, save_every=5, hook=in_forward(1, 23, "os.kill(os.getpid(), 9)"))
+    assert run.wait() == 0, run.output[-3000:]
+    assert "restarting from the last checkpoint" in run.output and "resumed from step_00000020" in run.output
+    assert run.losses == whole.losses, "nothing lost, nothing different"
+
+
+def test_recovery_gives_up_at_the_second_failure_at_one_step_and_never_retries_code(launch: Launch) -> None:
+    enhanced = "./train_dual_gpu_enhanced.sh"
+    again = launch(enhanced, RUN[2], hook=in_forward(1, 3, "os.kill(os.getpid(), 9)"))
+    assert again.wait() == 4
+    assert "given up: the second failure at step 3" in again.output
+    code = launch(enhanced, RUN[2], hook=in_forward(1, 3, "raise ValueError('planted')"))
+    assert code.wait() == 4
+    assert "restarting" not in code.output and "analysis" in code.output
+
+
+def test_killed_launcher_leaves_nobody(launch: Launch, token: str) -> None:
+    run = launch(*RUN, num_iterations=100000, num_workers=1)
+    run.wait_for("Iter: 3,")
+    assert len(processes(token)) >= 5, "supervisor, two ranks, their workers"
+    run.process.kill()
+    wait_until(lambda: not processes(token), 8, "everybody gone")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)])
+def test_asked_to_stop_saves_a_checkpoint_and_resumes_exactly(launch: Launch, number: signal.Signals, code: int) -> None:
+    run = launch(*RUN, name="stopped", num_iterations=200, save_every=0, num_workers=1)
+    run.wait_for("Iter: 3,")
+    run.process.send_signal(number)
+    assert run.wait(20) == code
+    assert run.summary["status"] == "stopped" and "checkpoint saved" in run.output
+    stopped_at = run.summary["steps"]
+    assert 3 <= stopped_at < 200
+    # Only what is said on the command line again is different: everything else stays as it was.
+    resumed = launch("./launch_train.sh", "2", tiny=False, resume="stopped", num_iterations=stopped_at + 5).ok()
+    assert f"resumed from step_{stopped_at:08d}" in resumed.output
+    assert max(resumed.steps) == stopped_at + 5 and sorted(resumed.steps) == list(range(1, stopped_at + 6))
+
+
+def test_second_ctrl_c_stops_at_once(launch: Launch) -> None:
+    run = launch(*RUN, hook=in_forward(0, 3, "__import__('time').sleep(3600)"))
+    run.wait_for("Iter: 2,")
+    wait_until(lambda: (beat := read(run.run.heartbeat(0))) and str(beat) == "step 3: forward")
+    run.process.send_signal(signal.SIGINT)
+    run.wait_for("finishing the current step")
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(5) == 130
+
+
+def test_asked_to_stop_while_stuck_does_not_wait_for_ever(launch: Launch) -> None:
+    run = launch(*RUN, hook=in_forward(0, 3, "__import__('time').sleep(3600)"))
+    run.wait_for("Iter: 2,")
+    wait_until(lambda: (beat := read(run.run.heartbeat(0))) and str(beat) == "step 3: forward")
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(10) == 130

@@ -1,0 +1,159 @@
+"""The main job by every entry, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.e2e.conftest import Launched
+from tests.e2e.hooks import in_forward
+
+Launch = Callable[..., Launched]
+QUICKSTART = "configs/dual_gpu/quickstart.py"
+LOG_LINE = re.compile(r"^\[(INFO|SUCCESS|WARNING|ERROR)\] \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S")
+
+
+def test_simple_script_trains_two_ranks_and_says_everything(launch: Launch) -> None:
+    run = launch("./train_dual_gpu.sh", QUICKSTART, num_iterations=30, eval_every=10, tensorboard=True, matrix_lr=0.01).ok()
+    assert sorted(run.steps) == list(range(1, 31))
+    assert run.losses[0] == pytest.approx(math.log(320), abs=1e-3), "an untrained model knows nothing"
+    assert run.losses[-1] < run.losses[0] - 1
+    out = run.output
+    for part in (
+        "Distributed Training Setup",
+        "gloo",
+        "World size",
+        "127.0.0.1:",
+        "Sample",
+        "bits per byte",
+        "tokens/s",
+        str(run.run.path),
+    ):
+        assert part in out
+    assert re.search(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] Epoch: 1, Iter: 10, Loss: \d+\.\d{4}", out, re.M)
+    assert "./monitor_training.sh" in out and "--resume=" in out, "the next command to try"
+
+    summary = run.summary
+    assert summary["status"] == "done" and summary["steps"] == 30 and summary["tokens"] == 30 * 256
+    assert summary["val_bpb_last"] < summary["val_bpb_first"]
+    plan = json.loads(run.run.plan.read_text())
+    assert plan["ranks"] == 2 and plan["device"]["value"] == "cpu" and plan["batch"]["accumulation"] == 1
+    events = [json.loads(line)["event"] for line in run.run.events.read_text().splitlines()]
+    assert events[0] == "start" and events[-1] == "end" and "checkpoint" in events and events.count("eval") == 3
+    assert list(run.run.tensorboard.glob("events.out.tfevents.*"))
+    assert {p.name for p in run.run.ranks.iterdir()} >= {"rank0.log", "rank1.log"}
+    assert run.run.rank_log(1).read_text() == "", "other ranks speak only when something is wrong"
+
+    (log,) = run.logs.glob("train_dual_gpu_*.log")
+    assert re.fullmatch(r"train_dual_gpu_\d{8}_\d{6}\.log", log.name)
+    assert LOG_LINE.match(log.read_text())
+    assert log.read_text() == out, "the log gets what the console gets"
+
+
+def test_enhanced_script_makes_the_same_plan_and_reports_resources(launch: Launch) -> None:
+    simple = launch("./train_dual_gpu.sh", QUICKSTART, name="a").ok()
+    enhanced = launch("./train_dual_gpu_enhanced.sh", f"--config={QUICKSTART}", name="b").ok()
+    plans = [json.loads(r.run.plan.read_text()) for r in (simple, enhanced)]
+    own = {"created", "command", "run_name", "run_dir", "log_file", "config", "memory"}
+    assert {k: v for k, v in plans[0].items() if k not in own} == {k: v for k, v in plans[1].items() if k not in own}
+    assert {k: v for k, v in plans[0]["config"].items() if k != "run_name"} == {
+        k: v for k, v in plans[1]["config"].items() if k != "run_name"
+    }
+    assert "resource check" in enhanced.output and "host memory" in enhanced.output
+    assert simple.losses == enhanced.losses
+
+
+def test_one_process_has_no_group_and_equals_two(launch: Launch) -> None:
+    one = launch("./launch_train.sh", "1", QUICKSTART, precision="fp32").ok()
+    two = launch("./launch_train.sh", "2", QUICKSTART, precision="fp32").ok()
+    assert re.search(r"Backend +none", one.output)
+    assert json.loads(one.run.plan.read_text())["batch"]["accumulation"] == 2
+    assert one.losses[0] == pytest.approx(two.losses[0], rel=1e-6), "the same global batch"
+
+
+def test_accumulation_changes_nothing(launch: Launch) -> None:
+    whole = launch("./launch_train.sh", "2", QUICKSTART, precision="fp32", device_batch_size=4).ok()
+    split = launch("./launch_train.sh", "2", QUICKSTART, precision="fp32", device_batch_size=2).ok()
+    assert json.loads(split.run.plan.read_text())["batch"]["accumulation"] == 2
+    assert split.losses == pytest.approx(whole.losses, rel=1e-4)
+
+
+def test_bare_python_and_bare_torchrun(launch: Launch) -> None:
+    python = launch(sys.executable, "train.py", QUICKSTART).ok()
+    assert re.search(r"Backend +none", python.output) and python.summary["status"] == "done"
+    torchrun = launch(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "train.py", f"--config={QUICKSTART}").ok()
+    assert re.search(r"World size +2", torchrun.output) and torchrun.summary["status"] == "done"
+    spawned = launch("./launch_train.sh", "2", QUICKSTART).ok()
+    assert torchrun.losses == spawned.losses, "whoever starts the ranks, the training is the same"
+
+
+def test_torchrun_as_launcher(launch: Launch) -> None:
+    run = launch("./launch_train.sh", "2", QUICKSTART, launcher="torchrun").ok()
+    assert run.summary["steps"] == 12 and (run.run.ranks / "torchrun.log").exists()
+    failed = launch("./launch_train.sh", "2", QUICKSTART, launcher="torchrun", hook=in_forward(1, 5, "raise ValueError('planted')"))
+    assert failed.wait() == 4
+    assert failed.failure["rank"] == 1 and "planted" in failed.failure["summary"]
+
+
+def test_nothing_listens_outside_loopback(launch: Launch) -> None:
+    run = launch("./launch_train.sh", "2", QUICKSTART, num_iterations=100000)
+    run.wait_for("Iter: 3,")
+    descriptors = [p for pid in [run.process.pid, *run.pids.values()] for p in Path(f"/proc/{pid}/fd").iterdir()]
+    targets = [str(p.readlink()) for p in descriptors if p.is_symlink()]
+    inodes = {t[len("socket:[") : -1] for t in targets if t.startswith("socket:")}
+    rows = [line.split() for f in ("/proc/net/tcp", "/proc/net/tcp6") for line in Path(f).read_text().splitlines()[1:]]
+    listening = [row[1] for row in rows if row[9] in inodes and row[3] == "0A"]
+    run.process.terminate()
+    run.wait()
+    assert listening, "the meeting point"
+    # 127.0.0.1, and the same as an IPv4 address in IPv6
+    assert all(a.startswith(("0100007F:", "0000000000000000FFFF00000100007F:")) for a in listening), listening
+
+
+@pytest.mark.slow
+def test_compile_works_on_two_ranks(launch: Launch) -> None:
+    plain = launch("./launch_train.sh", "2", QUICKSTART, num_iterations=3, precision="fp32", device_batch_size=2).ok()
+    compiled = launch(
+        "./launch_train.sh", "2", QUICKSTART, num_iterations=3, precision="fp32", device_batch_size=2, env={"TORCH_COMPILE": "1"}
+    )
+    assert compiled.wait(240) == 0, compiled.output[-3000:]
+    assert json.loads(compiled.run.plan.read_text())["compile"]["value"] is True
+    assert compiled.losses == pytest.approx(plain.losses, rel=1e-3)
+
+
+def test_wandb_offline_disabled_and_no_login(launch: Launch) -> None:
+    offline = launch("./launch_train.sh", "1", QUICKSTART, use_dummy_wandb="false", wandb_mode="offline").ok()
+    assert list(offline.run.path.glob("wandb/offline-run-*/*.wandb"))
+    auto = launch("./launch_train.sh", "1", QUICKSTART, use_dummy_wandb="false", env={"HOME": str(offline.logs)}).ok()
+    assert "disabled (no login" in auto.output and not (auto.run.path / "wandb").exists()
+
+
+def test_wandb_without_key_degrades_and_never_stops_or_leaks(launch: Launch) -> None:
+    env = {"HOME": "/nonexistent", "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "k" * 40, "WANDB_INIT_TIMEOUT": "2"}
+    run = launch("./launch_train.sh", "1", QUICKSTART, use_dummy_wandb="false", wandb_mode="online", env=env).ok()
+    assert run.summary["status"] == "done"
+    assert "W&B" in run.output and ("offline" in run.output or "is off" in run.output)
+    for path in (p for p in run.run.path.parent.parent.rglob("*") if p.is_file()):
+        assert b"k" * 40 not in path.read_bytes(), f"the key stands in {path}"
+
+
+@pytest.mark.slow
+def test_the_readme_quickstart_as_it_is(launch: Launch) -> None:
+    run = launch("./train_dual_gpu.sh", QUICKSTART, tiny=False)
+    assert run.wait(280) == 0, run.output[-3000:]
+    summary = run.summary
+    assert summary["val_bpb_last"] < 2.6 and len(summary["sample"]) > 100
+    assert summary["steps"] == 400
+
+
+def test_help_of_the_entrypoint_needs_no_torch() -> None:
+    out = subprocess.run([sys.executable, "train.py", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True).stdout
+    assert "--device_batch_size" in out and "Exit codes" in out

@@ -1,0 +1,72 @@
+/*
+ * A stand-in for NVIDIA's libnvidia-ml.so.1: no test machine has a GPU, and with it the real NVML client code (pynvml)
+ * runs on any machine. Only what training.host.gpus asks is here; every other function is missing, as in an old driver.
+ *
+ *   gcc -shared -fPIC -o DIR/libnvidia-ml.so.1 fake_nvml.c      then LD_LIBRARY_PATH=DIR
+ *
+ * FAKE_NVML_COUNT=2            GPUs                      FAKE_NVML_PID=4711     a process on GPU 0, with 1 GiB
+ * FAKE_NVML_TOTAL_GIB=32       memory of each            FAKE_NVML_CAPABILITY=12.0
+ * FAKE_NVML_FREE_GIB=31,5      free, one per GPU; the last value holds for the rest
+ * FAKE_NVML_NOT_SUPPORTED=1    "not supported" for all but handle, UUID and name (as under MIG)
+ * FAKE_NVML_INIT=9             what nvmlInit returns (9: driver not loaded)
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7 };
+typedef struct { unsigned index; } Device;
+typedef struct { unsigned long long total, free, used; } Memory;
+typedef struct { unsigned gpu, memory; } Load;
+typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } Process;
+
+static Device devices[16];
+static const char *variable(const char *name, const char *otherwise) { return getenv(name) ? getenv(name) : otherwise; }
+static int number(const char *name, int otherwise) { return getenv(name) ? atoi(getenv(name)) : otherwise; }
+static int supported(void) { return number("FAKE_NVML_NOT_SUPPORTED", 0) ? NOT_SUPPORTED : OK; }
+
+static unsigned long long gib(const char *list, unsigned index) {
+  for (; index && strchr(list, ','); index--) list = strchr(list, ',') + 1;
+  return (unsigned long long)(atof(list) * (1ull << 30));
+}
+
+const char *nvmlErrorString(int code) { return code == 9 ? "Driver Not Loaded" : code == NOT_SUPPORTED ? "Not Supported" : "Error"; }
+int nvmlInitWithFlags(unsigned flags) { return (void)flags, number("FAKE_NVML_INIT", OK); }
+int nvmlShutdown(void) { return OK; }
+int nvmlSystemGetDriverVersion(char *out, unsigned length) { return snprintf(out, length, "580.65.06"), OK; }
+int nvmlSystemGetCudaDriverVersion_v2(int *out) { return *out = 13000, OK; }
+int nvmlDeviceGetCount_v2(unsigned *out) { return *out = number("FAKE_NVML_COUNT", 2), OK; }
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **out) {
+  if (index >= (unsigned)number("FAKE_NVML_COUNT", 2) || index >= 16) return INVALID_ARGUMENT;
+  devices[index].index = index;
+  return *out = &devices[index], OK;
+}
+
+int nvmlDeviceGetUUID(Device *d, char *out, unsigned length) {
+  return snprintf(out, length, "GPU-%08x-0000-4000-8000-000000000000", 0xa0 + d->index), OK;
+}
+
+int nvmlDeviceGetName(Device *d, char *out, unsigned length) { return snprintf(out, length, "Fake GPU %u", d->index), OK; }
+
+int nvmlDeviceGetMemoryInfo(Device *d, Memory *out) {
+  out->total = gib(variable("FAKE_NVML_TOTAL_GIB", "32"), 0);
+  out->free = gib(variable("FAKE_NVML_FREE_GIB", "31"), d->index);
+  return out->used = out->total - out->free, supported();
+}
+
+int nvmlDeviceGetUtilizationRates(Device *d, Load *out) { return out->gpu = 10 + d->index, out->memory = 5, supported(); }
+int nvmlDeviceGetTemperature(Device *d, int sensor, unsigned *out) { return (void)sensor, *out = 40 + d->index, supported(); }
+int nvmlDeviceGetPowerUsage(Device *d, unsigned *milliwatt) { return *milliwatt = 75500 + d->index, supported(); }
+
+int nvmlDeviceGetCudaComputeCapability(Device *d, int *major, int *minor) {
+  return (void)d, sscanf(variable("FAKE_NVML_CAPABILITY", "12.0"), "%d.%d", major, minor), supported();
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(Device *d, unsigned *count, Process *out) {
+  int pid = d->index == 0 ? number("FAKE_NVML_PID", 0) : 0;
+  if (supported() || !pid) return *count = 0, supported();
+  if (*count < 1) return *count = 1, INSUFFICIENT_SIZE;
+  *count = 1;
+  return *out = (Process){.pid = pid, .used = 1ull << 30}, OK;
+}

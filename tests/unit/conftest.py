@@ -1,0 +1,141 @@
+"""Shared by the unit tests: a folder to stand in, the problems of a wrong request, pasting a suggested command, a fake driver."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training import request
+from training.errors import Exit, Problem, UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+SIMPLE, ENHANCED, LAUNCH, TRAIN = "train_dual_gpu.sh", "train_dual_gpu_enhanced.sh", "launch_train.sh", "train.py"
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """This process's environment without what would configure a run."""
+    skip = ("DUET_", "WANDB_", "TORCH", "NCCL_", "CUDA_", "PYTORCH_", "OMP_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "FAKE_NVML")
+    return {k: v for k, v in os.environ.items() if not k.startswith(skip)} | {"PYTHONPATH": str(ROOT)} | more
+
+
+def python(*args: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run this interpreter; `variables` on top of the clean environment."""
+    return subprocess.run(
+        [sys.executable, *args], capture_output=True, text=True, cwd=cwd, env=clean_environment(**variables), timeout=60, check=False
+    )
+
+
+def ask(*args: str, script: str = ENHANCED, env: Mapping[str, str] | None = None, ranks: int | None = None) -> request.Request:
+    return request.read(script, list(args), env or {}, ranks or (1 if script == TRAIN else None))
+
+
+def wrong(*args: str, script: str = ENHANCED, env: Mapping[str, str] | None = None, ranks: int | None = None) -> list[Problem]:
+    """The problems of a request that must be refused with the configuration's exit code."""
+    with pytest.raises(UserError) as caught:
+        ask(*args, script=script, env=env, ranks=ranks)
+    assert caught.value.code == Exit.CONFIG
+    return caught.value.problems
+
+
+def only(problems: list[Problem]) -> Problem:
+    assert len(problems) == 1, [p.what for p in problems]
+    return problems[0]
+
+
+@dataclass
+class Shell:
+    """A user's shell, standing in a folder where our programs only show what they were called with."""
+
+    folder: Path
+
+    def paste(self, command: str) -> tuple[str, list[str]]:
+        """(script, arguments) that bash makes of a pasted command."""
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=self.folder, env={"PATH": f"{self.folder}:/usr/bin:/bin"}, capture_output=True, check=False
+        )
+        assert done.returncode == 0, f"{command!r} is no command: {done.stderr.decode()}"
+        script, *args = done.stdout.decode().split("\0")[:-1]
+        if script == "python":
+            assert args.pop(0) == "train.py"
+            script = TRAIN
+        return script, args
+
+    def read(self, command: str, env: Mapping[str, str] | None = None, ranks: int | None = None) -> request.Request:
+        """Paste it, and check the request that arrives: raises UserError when the advice was wrong."""
+        script, args = self.paste(command)
+        return ask(*args, script=script, env=env, ranks=ranks)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    folder = tmp_path / "shell"
+    folder.mkdir()
+    for name in (SIMPLE, ENHANCED, LAUNCH, "python"):
+        stub = folder / name
+        stub.write_text(f"#!/bin/bash\nprintf '%s\\0' {name} \"$@\"\n")
+        stub.chmod(0o755)
+    return Shell(folder)
+
+
+def with_flag(args: list[str], flag: str) -> list[str]:
+    """A suggestion that is a flag only, put where a person puts it: in place of the flag that it corrects, or added."""
+    (word,) = shlex.split(flag)
+    name = word.removeprefix("--").partition("=")[0]
+    same = {name, f"no_{name}"}
+    return [a for a in args if a.removeprefix("--").partition("=")[0].replace("-", "_") not in same] + [word]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder of the user, which is also where the project's default folders are."""
+    folder = tmp_path / "my work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(request, "ROOT", folder)
+    return folder
+
+
+@pytest.fixture
+def write(home: Path) -> Callable[..., str]:
+    """write('name.py', 'text') → the path as a user would type it."""
+
+    def file(name: str, text: str | bytes) -> str:
+        path = home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return name
+
+    return file
+
+
+@pytest.fixture(scope="session")
+def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the stand-in for NVIDIA's library (see tests/fake_nvml/fake_nvml.c)."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if not compiler:
+        pytest.skip("no C compiler for the stand-in of NVIDIA's library")
+    folder = tmp_path_factory.mktemp("fake_nvml")
+    source = ROOT / "tests/fake_nvml/fake_nvml.c"
+    subprocess.run([compiler, "-Wall", "-Werror", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", source], check=True)
+    return folder
+
+
+@pytest.fixture
+def nvidia(fake_driver: Path) -> Callable[..., dict[str, Any]]:
+    """Environment of a machine with a fake NVIDIA driver: nvidia(COUNT=2, FREE_GIB='31,5', CUDA_VISIBLE_DEVICES='0')."""
+
+    def environment(**values: object) -> dict[str, Any]:
+        real = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}
+        named = {(k if k in real else f"FAKE_NVML_{k}"): str(v) for k, v in values.items()}
+        return {"LD_LIBRARY_PATH": str(fake_driver), **named}
+
+    return environment

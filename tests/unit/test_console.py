@@ -1,0 +1,128 @@
+"""Messages: the same words on the console and in the log, colours only where a person sees them."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from training import console
+from training.errors import Exit, Problem, UserError
+
+LINE = r"\[{level}\] \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d {text}\n"
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test starts without a log file."""
+    monkeypatch.setattr(console, "_log", None)
+    monkeypatch.setattr(console, "_log_failed", False)
+    yield
+    if console._log:
+        try:
+            console._log.close()
+        except OSError:  # /dev/full: what is still buffered can not be written
+            pass
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("say", "level"), [(console.info, "INFO"), (console.success, "SUCCESS"), (console.warning, "WARNING"), (console.error, "ERROR")]
+)
+def test_the_format_on_standard_error_only(say: object, level: str, capsys: pytest.CaptureFixture[str]) -> None:
+    say("a message")  # type: ignore[operator]
+    out, err = capsys.readouterr()
+    assert re.fullmatch(LINE.format(level=level, text="a message"), err)
+    assert out == ""
+
+
+def test_the_log_gets_what_the_console_gets_and_keeps_what_was_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("said by the shell\n")
+    console.open_log(log)
+    console.info("one\ntwo")
+    console.raw("| a table |\n")
+    assert log.read_text() == "said by the shell\n" + capsys.readouterr().err
+
+
+def test_colours_on_a_terminal_never_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    console.open_log(tmp_path / "x.log")
+    console.error("bad")
+    console.raw("\x1b[1mbold\x1b[0m\n")
+    assert terminal.getvalue().startswith("\x1b[31m[ERROR]\x1b[0m ")
+    text = (tmp_path / "x.log").read_text()
+    assert text.startswith("[ERROR] ")
+    assert text.endswith("bold\n")
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("variables", [{"NO_COLOR": "1", "TERM": "xterm"}, {"NO_COLOR": "", "TERM": "dumb"}])
+def test_no_colours_when_not_wanted(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    console.info("plain")
+    assert terminal.getvalue().startswith("[INFO] ")
+
+
+def test_the_log_shows_what_a_terminal_shows_in_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    console.open_log(tmp_path / "x.log")
+    console.to_log(" 10 %\r 50 %\r100 %\nwindows\r\nlast\n")
+    assert (tmp_path / "x.log").read_bytes() == b"100 %\nwindows\nlast\n"
+    assert capsys.readouterr().err == ""
+
+
+def test_a_full_disk_is_said_once_and_stops_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this system")
+    console.open_log("/dev/full")
+    for n in range(3):
+        console.info(f"message {n}")
+    err = capsys.readouterr().err
+    assert err.count("can not be written any more: [Errno 28]") == 1
+    assert [f"message {n}\n" in err for n in range(3)] == [True] * 3
+
+
+def test_a_closed_terminal_stops_nothing_and_the_log_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    console.open_log(tmp_path / "x.log")
+    console.info("still here")
+    assert "still here" in (tmp_path / "x.log").read_text()
+
+
+def test_text_that_is_no_unicode_does_not_stop_a_message(tmp_path: Path) -> None:
+    console.open_log(tmp_path / "x.log")
+    console.info("caf\udce9.txt")
+    assert "caf?.txt" in (tmp_path / "x.log").read_text()
+
+
+def test_a_log_that_can_not_be_opened_raises(tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        console.open_log(tmp_path / "missing" / "x.log")
+
+
+def test_a_report_shows_every_problem_with_its_fix(capsys: pytest.CaptureFixture[str]) -> None:
+    console.report(UserError([Problem("first is wrong", "right", ["./do this"]), Problem("second is wrong")]))
+    err = capsys.readouterr().err
+    assert re.search(r"\[ERROR\] \S+ \S+ first is wrong\n    allowed: right\n    try:     \./do this\n\[ERROR\]", err)
+    assert re.search(r"\[ERROR\] \S+ \S+ second is wrong\n", err)
+    assert err.endswith("2 problems; nothing was launched (exit 2)\n")
+    console.report(UserError(Problem("one"), Exit.RESOURCES), "stopped")
+    assert capsys.readouterr().err.endswith("1 problem; stopped (exit 3)\n")

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import random
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from training.config.schema import Config
+from training.engine import checkpoint, optim
+from training.engine.checkpoint import Position
+from training.engine.model import GPT, Shape
+from training.errors import UserError
+
+SHAPE = Shape(1, 64, 8)
+FACTS = {"shape": asdict(SHAPE), "world_size": 2, "run": "x"}
+
+
+@pytest.fixture
+def parts() -> tuple[GPT, torch.optim.Optimizer]:
+    model = GPT(SHAPE)
+    optimizer = optim.build(model, Config())
+    tokens = torch.randint(0, 64, (2, 8))
+    model(tokens, tokens).backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def save(folder: Path, step: int, parts: tuple[GPT, torch.optim.Optimizer], keep: int = 3) -> Path:
+    return checkpoint.save(folder, Position(step, 1, step), *parts, FACTS, keep)
+
+
+def test_round_trip_is_exact(tmp_path: Path, parts: tuple[GPT, torch.optim.Optimizer]) -> None:
+    save(tmp_path, 7, parts)
+    loaded = checkpoint.latest(tmp_path)
+    assert loaded and loaded.position == Position(7, 1, 7) and not loaded.skipped
+    for name, value in parts[0].state_dict().items():
+        assert torch.equal(loaded.state["model"][name], value)
+    moments = parts[1].state_dict()["state"][0]["exp_avg"]
+    assert torch.equal(loaded.state["optimizer"]["state"][0]["exp_avg"], moments)
+
+
+def test_no_checkpoint_is_none(tmp_path: Path) -> None:
+    assert checkpoint.latest(tmp_path) is None
+
+
+def test_any_flipped_bit_is_noticed(tmp_path: Path, parts: tuple[GPT, torch.optim.Optimizer]) -> None:
+    save(tmp_path, 1, parts)
+    state = save(tmp_path, 2, parts) / "state.pt"
+    good = state.read_bytes()
+    chooser = random.Random(0)
+    for _ in range(20):
+        bad = bytearray(good)
+        bad[chooser.randrange(len(bad))] ^= 1 << chooser.randrange(8)
+        state.write_bytes(bad)
+        loaded = checkpoint.latest(tmp_path)
+        assert loaded and loaded.position.step == 1
+        assert "step_00000002" in loaded.skipped[0] and "checksum" in loaded.skipped[0]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "no state", "no manifest", "half a manifest"])
+def test_damage_is_named_and_the_one_before_used(tmp_path: Path, parts: tuple[GPT, torch.optim.Optimizer], damage: str) -> None:
+    save(tmp_path, 1, parts)
+    newest = save(tmp_path, 2, parts)
+    if damage == "truncated":
+        (newest / "state.pt").write_bytes((newest / "state.pt").read_bytes()[:-10])
+    elif damage == "no state":
+        (newest / "state.pt").unlink()
+    elif damage == "no manifest":
+        (newest / "manifest.json").unlink()
+    else:
+        (newest / "manifest.json").write_text('{"format": 1, "st')
+    loaded = checkpoint.latest(tmp_path)
+    assert loaded and loaded.position.step == 1 and len(loaded.skipped) == 1
+
+
+def test_all_damaged_is_an_error_and_no_fresh_start(tmp_path: Path, parts: tuple[GPT, torch.optim.Optimizer]) -> None:
+    (save(tmp_path, 1, parts) / "state.pt").write_bytes(b"")
+    with pytest.raises(UserError, match="every checkpoint"):
+        checkpoint.latest(tmp_path)
+
+
+def test_old_ones_are_pruned_after_the_new_one_is_there(tmp_path: Path, parts: tuple[GPT, torch.optim.Optimizer]) -> None:
+    for step in range(1, 6):
+        save(tmp_path, step, parts, keep=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_00000004", "step_00000005"]
+
+
+def test_failed_save_leaves_the_earlier_ones_and_nothing_half(
+    tmp_path: Path, parts: tuple[GPT, torch.optim.Optimizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1, parts)
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        save(tmp_path, 2, parts)
+    assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path, parts: tuple[GPT, torch.optim.Optimizer]) -> None:
+    save(tmp_path, 1, parts)
+    save(tmp_path, 1, parts)
+    loaded = checkpoint.latest(tmp_path)
+    assert loaded and loaded.position.step == 1
+
+
+def test_leftover_of_a_killed_save_is_ignored(tmp_path: Path, parts: tuple[GPT, torch.optim.Optimizer]) -> None:
+    whole = save(tmp_path, 1, parts)
+    shutil.copytree(whole, tmp_path / ".writing-abc")
+    loaded = checkpoint.latest(tmp_path)
+    assert loaded and loaded.path == whole
+
+
+def test_checkpoint_of_another_model_is_refused(tmp_path: Path, parts: tuple[GPT, torch.optim.Optimizer]) -> None:
+    save(tmp_path, 1, parts)
+    loaded = checkpoint.latest(tmp_path)
+    assert loaded
+    with pytest.raises(UserError, match=r"depth 1 \(now 2\)"):
+        checkpoint.check_shape(loaded, Shape(2, 64, 8))

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from training.engine.model import GPT, Shape
+from training.host import memory
+
+
+def gpt(depth: int = 2, vocab: int = 64, length: int = 16, seed: int = 0) -> GPT:
+    torch.manual_seed(seed)
+    model = GPT(Shape(depth, vocab, length))
+    with torch.no_grad():  # the zero start hides mistakes in the attention
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 5])
+def test_first_loss_is_that_of_a_guess(depth: int) -> None:
+    model = GPT(Shape(depth, 320, 8))
+    tokens = torch.randint(0, 320, (2, 8))
+    assert model(tokens, tokens).item() == pytest.approx(math.log(320), abs=1e-5)
+
+
+def test_number_of_parameters_is_the_estimates() -> None:
+    model = GPT(Shape(3, 320, 8))
+    assert sum(p.numel() for p in model.parameters()) == memory.parameters(3, 320)
+
+
+def test_later_tokens_do_not_change_earlier_predictions() -> None:
+    model, tokens = gpt(), torch.randint(0, 64, (1, 16))
+    changed = tokens.clone()
+    changed[0, 10] = (changed[0, 10] + 1) % 64
+    before, after = model(tokens), model(changed)
+    assert torch.equal(before[0, :10], after[0, :10])
+    assert not torch.allclose(before[0, 10:], after[0, 10:])
+
+
+def test_position_matters() -> None:
+    """Without position information a permutation of the past would change nothing."""
+    model = gpt()
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    swapped = torch.tensor([[2, 1, 3, 4]])
+    assert not torch.allclose(model(tokens)[0, -1], model(swapped)[0, -1], atol=1e-5)
+
+
+def test_uncounted_targets() -> None:
+    model, tokens = gpt(), torch.randint(0, 64, (2, 16))
+    targets = tokens.clone()
+    targets[:, 8:] = -1
+    assert model(tokens, targets).item() == pytest.approx(model(tokens[:, :8], tokens[:, :8]).item(), rel=1e-5)
+
+
+def test_every_parameter_gets_a_gradient() -> None:
+    model, tokens = gpt(), torch.randint(0, 64, (2, 16))
+    model(tokens, tokens).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_sampling_is_reproducible_and_longer_than_the_context() -> None:
+    model = gpt()
+    first, second = (model.generate([1], 40, 1.0, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert first == second and len(first) == 40 and all(0 <= t < 64 for t in first)
+    assert first != model.generate([1], 40, 1.0, torch.Generator().manual_seed(4))

@@ -1,0 +1,50 @@
+"""Exit codes that callers rely on, and how a problem looks."""
+
+from __future__ import annotations
+
+import ast
+
+from tests.unit.conftest import ROOT
+from training.errors import EXIT_MEANING, Exit, Problem, UserError
+
+
+def test_the_exit_codes_are_fixed() -> None:
+    assert {e.name: e.value for e in Exit} == {
+        "DONE": 0,
+        "CONFIG": 2,
+        "RESOURCES": 3,
+        "TRAINING": 4,
+        "HANG": 5,
+        "PREEMPTED": 75,
+        "INTERRUPTED": 130,
+    }
+    assert set(EXIT_MEANING) == set(Exit)
+    assert all(EXIT_MEANING.values())
+
+
+def test_a_problem_says_what_allowed_and_the_fixes_best_first() -> None:
+    assert Problem("depth is 0", "from 1", ["first", "second", "third"]).lines() == [
+        "depth is 0",
+        "    allowed: from 1",
+        "    try:     first",
+        "      or:     second",
+        "      or:     third",
+    ]
+    assert Problem("depth is 0").lines() == ["depth is 0"]
+
+
+def test_one_problem_or_many_with_their_exit_code() -> None:
+    one, two = Problem("a"), Problem("b")
+    assert UserError(one).problems == [one]
+    assert UserError(one).code == Exit.CONFIG
+    both = UserError([one, two], Exit.RESOURCES)
+    assert both.problems == [one, two]
+    assert both.code == Exit.RESOURCES
+    assert str(both) == "a; b"
+
+
+def test_the_module_imports_nothing_of_the_project() -> None:
+    tree = ast.parse((ROOT / "training/errors.py").read_text())
+    modules = [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+    modules += [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
+    assert not [m for m in modules if m.startswith("training")]

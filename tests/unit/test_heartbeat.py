@@ -1,0 +1,120 @@
+"""The heartbeat file: what a rank does right now, readable at any moment and after its end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.unit.conftest import clean_environment
+from training import heartbeat
+from training.heartbeat import STEP_PHASES, Heartbeat
+
+
+def test_a_beat_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    writer = Heartbeat(tmp_path / "rank7.bin", 7)
+    writer.epoch, writer.step = 2, 397
+    before = time.monotonic_ns(), time.time()
+    writer.beat("forward")
+    writer.beat("backward")
+    beat = heartbeat.read(tmp_path / "rank7.bin")
+    assert beat is not None
+    assert (beat.rank, beat.pid, beat.beats, beat.epoch, beat.step, beat.phase) == (7, os.getpid(), 2, 2, 397, "backward")
+    assert before[0] <= beat.monotonic_ns <= time.monotonic_ns()
+    assert before[1] <= beat.wall_time <= time.time()
+    assert 0 <= beat.age_s < 60
+
+
+def test_phases_of_a_step_are_shown_with_the_step(tmp_path: Path) -> None:
+    writer = Heartbeat(tmp_path / "rank0.bin", 0)
+    writer.step = 397
+    shown = {}
+    for phase in (*STEP_PHASES, "barrier: before iteration", heartbeat.FINISHED):
+        writer.beat(phase)
+        shown[phase] = str(heartbeat.read(tmp_path / "rank0.bin"))
+    assert shown["forward"] == "step 397: forward"
+    assert all(shown[p] == f"step 397: {p}" for p in STEP_PHASES)
+    assert shown["barrier: before iteration"] == "barrier: before iteration"
+    assert shown[heartbeat.FINISHED] == heartbeat.FINISHED
+
+
+def test_the_age_grows_from_the_last_beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Heartbeat(tmp_path / "rank0.bin", 0).beat("evaluate")
+    beat = heartbeat.read(tmp_path / "rank0.bin")
+    assert beat is not None
+    monkeypatch.setattr(time, "monotonic_ns", lambda: beat.monotonic_ns + 2_500_000_000)
+    assert beat.age_s == 2.5
+    # Another boot's clock must not give a negative age.
+    monkeypatch.setattr(time, "monotonic_ns", lambda: beat.monotonic_ns - 10**12)
+    assert beat.age_s == 0.0
+
+
+def test_a_long_phase_is_cut_and_does_not_spill(tmp_path: Path) -> None:
+    writer = Heartbeat(tmp_path / "rank0.bin", 0)
+    writer.beat("é" * 100)
+    assert heartbeat.read(tmp_path / "rank0.bin").phase == "é" * 48  # type: ignore[union-attr]
+    writer.beat("short")
+    assert heartbeat.read(tmp_path / "rank0.bin").phase == "short"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"DUET", b"\0" * 200, b"XXXX" + b"\1\0" + b"\0" * 200])
+def test_no_beat_yet_or_not_ours(content: bytes | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "rank0.bin").write_bytes(content)
+    assert heartbeat.read(tmp_path / "rank0.bin") is None
+
+
+def test_a_started_rank_that_never_beat_reads_as_none(tmp_path: Path) -> None:
+    Heartbeat(tmp_path / "rank0.bin", 0)
+    assert heartbeat.read(tmp_path / "rank0.bin") is None
+
+
+def test_a_reading_in_the_middle_of_a_write_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Heartbeat(tmp_path / "rank0.bin", 0)
+    writer.beat("forward")
+    old = (tmp_path / "rank0.bin").read_bytes()
+    writer.beat("backward")
+    new = (tmp_path / "rank0.bin").read_bytes()
+    torn = new[:40] + old[40:]
+    readings = [torn, new, new, new]
+    monkeypatch.setattr(Path, "read_bytes", lambda self: readings.pop(0))
+    beat = heartbeat.read(tmp_path / "rank0.bin")
+    assert beat is not None
+    assert beat.phase == "backward"
+    changing = iter([old, new] * 10)
+    monkeypatch.setattr(Path, "read_bytes", lambda self: next(changing))
+    assert heartbeat.read(tmp_path / "rank0.bin") is None
+
+
+def test_all_ranks_in_order(tmp_path: Path) -> None:
+    for rank in (10, 2, 0):
+        Heartbeat(tmp_path / f"rank{rank}.bin", rank).beat("forward")
+    (tmp_path / "rank5.bin").write_bytes(b"")
+    assert [b.rank for b in heartbeat.read_all(tmp_path)] == [0, 2, 10]
+    assert heartbeat.read_all(tmp_path / "missing") == []
+
+
+def test_it_tells_where_a_killed_rank_was(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from training import heartbeat;"
+        "heartbeat.start(Path(sys.argv[1]), 1); heartbeat.current.step = 5; heartbeat.current.beat('reduce');"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "rank1.bin")], env=clean_environment())
+    assert process.wait(60) == -9
+    beat = heartbeat.read(tmp_path / "rank1.bin")
+    assert beat is not None
+    assert (str(beat), beat.pid) == ("step 5: reduce", process.pid)
+
+
+def test_without_a_run_directory_beats_go_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(heartbeat.current, heartbeat.NoHeartbeat)
+    heartbeat.current.beat("anything")
+    monkeypatch.setattr(heartbeat, "current", heartbeat.current)
+    heartbeat.start(tmp_path / "rank0.bin", 0)
+    heartbeat.current.beat("meeting the other ranks")
+    assert str(heartbeat.read(tmp_path / "rank0.bin")) == "meeting the other ranks"

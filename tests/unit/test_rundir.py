@@ -1,0 +1,147 @@
+"""The run directory: names that other programs rely on, files that are whole or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.conftest import clean_environment
+from training import rundir
+from training.rundir import RunDir
+
+
+def test_the_names_are_fixed(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "a run")
+    found = {name: str(path.relative_to(run.path)) for name, path in vars(run).items() if name != "path"}
+    assert found == {
+        "plan": "plan.json",
+        "preflight": "preflight.json",
+        "argv": "launch.argv",
+        "env": "launch.env",
+        "data": "data.json",
+        "metrics": "metrics.jsonl",
+        "events": "events.jsonl",
+        "summary": "summary.json",
+        "failure": "failure.json",
+        "supervisor": "supervisor.json",
+        "heartbeats": "heartbeat",
+        "ranks": "ranks",
+        "checkpoints": "checkpoints",
+        "tensorboard": "tb_logger",
+    }
+    assert run.heartbeat(3) == run.path / "heartbeat/rank3.bin"
+    assert run.rank_log(3) == run.path / "ranks/rank3.log"
+    assert run.rank_error(3) == run.path / "ranks/rank3.error.json"
+    assert run.name == "a run"
+
+
+def test_create_makes_the_folders_and_reading_does_not(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "deep" / "run")
+    assert rundir.read_json(run.plan) is None
+    assert list(rundir.read_records(run.metrics)) == []
+    assert not run.path.parent.exists()
+    run.create()
+    run.create()
+    assert sorted(p.name for p in run.path.iterdir()) == ["checkpoints", "heartbeat", "ranks"]
+
+
+def test_json_comes_back_as_it_was(tmp_path: Path) -> None:
+    value = {"loss": 0.1 + 0.2, "name": 'a "quote"\n训练', "none": None, "list": [1, [2]], "big": 1 << 62}
+    rundir.write_json(tmp_path / "x.json", value)
+    assert rundir.read_json(tmp_path / "x.json") == value
+    assert (tmp_path / "x.json").read_bytes().endswith(b"\n")
+    assert (tmp_path / "x.json").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_name_that_is_no_utf8_can_be_written_down(tmp_path: Path) -> None:
+    # A data file from an old disk: its name reaches plan.json, data.json and index.json as a lone surrogate.
+    name = os.fsdecode(b"caf\xe9.txt")
+    rundir.write_json(tmp_path / "x.json", {"data": name})
+    assert rundir.read_json(tmp_path / "x.json") == {"data": name}
+    rundir.append_json(tmp_path / "x.jsonl", {"data": name})
+    assert list(rundir.read_records(tmp_path / "x.jsonl")) == [{"data": name}]
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace", "write"])
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.json"
+    rundir.write_json(path, {"old": True})
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if failing == "write":
+        real = os.fdopen
+
+        def opened(*args: object, **kwargs: object) -> object:
+            file = real(*args, **kwargs)  # type: ignore[call-overload]
+            real_close = file.close
+            return type("Full", (), {"__enter__": lambda s: s, "__exit__": lambda s, *a: real_close(), "write": full})()
+
+        monkeypatch.setattr(os, "fdopen", opened)
+    else:
+        monkeypatch.setattr(os, failing, full)
+    with pytest.raises(OSError, match="No space"):
+        rundir.write_json(path, {"new": True})
+    monkeypatch.undo()
+    assert rundir.read_json(path) == {"old": True}
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    rundir.write_json(path, {"old": True})
+    code = (
+        "import os, signal, sys; from pathlib import Path; from training import rundir;"
+        "os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL);"
+        "rundir.write_json(Path(sys.argv[1]), {'new': True})"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], env=clean_environment(), check=False)
+    assert done.returncode == -9
+    assert rundir.read_json(path) == {"old": True}
+
+
+@pytest.mark.parametrize("content", [b"", b'{"a": 1', b"[1, 2]", b"\xff\xfe", b'"text"'])
+def test_what_is_not_a_whole_object_reads_as_none(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_bytes(content)
+    assert rundir.read_json(tmp_path / "x.json") is None
+
+
+def test_several_processes_append_whole_records(tmp_path: Path) -> None:
+    run, each = RunDir(tmp_path), 200
+    code = (
+        "import sys; from training.rundir import RunDir; run = RunDir(sys.argv[1]);"
+        f"[run.event('tick', who=int(sys.argv[2]), n=n, text='x' * 500) for n in range({each})]"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(w)], env=clean_environment()) for w in range(3)]
+    assert [w.wait(60) for w in writers] == [0, 0, 0]
+    lines = run.events.read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert len(records) == 3 * each
+    for who in range(3):
+        assert [r["n"] for r in records if r["who"] == who] == list(range(each))
+    assert all(r["event"] == "tick" and r["time"] > 0 for r in records)
+
+
+def test_cut_and_foreign_lines_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n[1]\n\n{"step": \xff}\n{"step": 2}\n{"st')
+    assert list(rundir.read_records(path)) == [{"step": 1}, {"step": 2}]
+
+
+def test_the_newest_run_is_the_one_planned_last(tmp_path: Path) -> None:
+    assert rundir.newest(tmp_path) is None
+    assert rundir.newest(tmp_path / "missing") is None
+    for name, age in (("b", 1000), ("a", 3000), ("c", 2000)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "plan.json").write_text("{}")
+        os.utime(tmp_path / name / "plan.json", (10_000 - age, 10_000 - age))
+    (tmp_path / "no plan").mkdir()
+    newest = rundir.newest(tmp_path)
+    assert newest is not None
+    assert newest.name == "b"

@@ -1,0 +1,170 @@
+"""Text in terminal cells: widths, colours, bars, curves, numbers for people. Knows nothing of runs.
+
+Everything is drawn with Unicode; where only ASCII can be shown, each character is replaced by one that looks alike.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+import unicodedata
+
+# A line is a list of (text, style), so that its width can be told before colours are in it.
+Line = list[tuple[str, str]]
+STYLES = {"bold": "1", "dim": "2", "good": "32", "warn": "33", "bad": "1;31", "info": "36"}
+LEVELS = "▁▂▃▄▅▆▇█"
+_ASCII = str.maketrans("▁▂▃▄▅▆▇█░│·…→≥×–°", "__..::##-||~>>x- ")
+_ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
+
+
+def clean(text: str) -> str:
+    """Foreign text (log lines, names): without what would move the cursor or change colours."""
+    text = _ESCAPE.sub("", text).expandtabs(4)
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join("?" if "\ud800" <= c <= "\udfff" else c for c in text if c.isprintable() or "\ud800" <= c <= "\udfff")
+
+
+def to_ascii(text: str) -> str:
+    return text.translate(_ASCII).encode("ascii", "replace").decode()
+
+
+def cells(text: str) -> int:
+    """Columns of a terminal that this text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def cut(text: str, width: int) -> str:
+    """At most `width` cells; what is left out is shown by '…'."""
+    if cells(text) <= width:
+        return text
+    out, used = "", 0
+    for c in text:
+        used += cells(c)
+        if used > width - 1:
+            break
+        out += c
+    return out + "…" if width > 0 else ""
+
+
+def cut_left(text: str, width: int) -> str:
+    """The end of a path, which tells more than its beginning."""
+    while cells(text) > width > 0:
+        text = "…" + text.removeprefix("…")[1:]
+    return text
+
+
+def width_of(line: Line) -> int:
+    return sum(cells(text) for text, _ in line)
+
+
+def render(line: Line, width: int, *, colour: bool, ascii_only: bool) -> str:
+    """The line as text of at most `width` cells."""
+    out = ""
+    for text, style in line:
+        piece = cut(to_ascii(text) if ascii_only else text, width)
+        piece = to_ascii(piece) if ascii_only else piece
+        width -= cells(piece)
+        out += f"\x1b[{STYLES[style]}m{piece}\x1b[0m" if colour and style and piece else piece
+        if width <= 0:
+            break
+    return out
+
+
+def sides(left: Line, right: Line, width: int) -> Line:
+    """One part at the left edge, one at the right; the left one is cut when both do not fit."""
+    room, short = width - width_of(right) - 1, []
+    for text, style in left:
+        piece = cut(text, max(0, room))
+        room -= cells(piece)
+        short.append((piece, style))
+    return [*short, (" " * (max(0, room) + 1), ""), *right]
+
+
+def flow(items: list[Line], width: int, rows: int, gap: str = "   ") -> list[Line]:
+    """Items side by side, as many rows as allowed; an item is never torn apart, what has no room is left out."""
+    lines: list[Line] = [[]]
+    for item in items:
+        used = width_of(lines[-1])
+        if used and used + len(gap) + width_of(item) > width:
+            if len(lines) == rows:
+                break
+            lines.append([])
+            used = 0
+        lines[-1] += ([(gap, "")] if used else []) + item
+    return lines if lines[0] else []
+
+
+def bar(share: float, width: int) -> str:
+    full = round(max(0.0, min(1.0, share)) * width)
+    return "█" * full + "░" * (width - full)
+
+
+def plot(values: list[float], low: float, high: float, rows: int) -> list[str]:
+    """Bars, a column each, top row first; values above `high` fill their column, NaN is a '×'."""
+    steps = len(LEVELS) * rows
+    heights = [0 if math.isnan(v) else 1 + round(min(1.0, max(0.0, (v - low) / (high - low or 1.0))) * (steps - 1)) for v in values]
+    out = []
+    for row in reversed(range(rows)):
+        inside = (max(0, min(len(LEVELS), h - row * len(LEVELS))) for h in heights)
+        out.append(
+            "".join(("×" if row == 0 and h == 0 else " ") if k == 0 else LEVELS[k - 1] for k, h in zip(inside, heights, strict=True))
+        )
+    return out
+
+
+def spread(points: list[tuple[int, float]], width: int) -> list[float]:
+    """A value per column over equal stretches of steps; a stretch without a point repeats the one before."""
+    first, span = points[0][0], points[-1][0] - points[0][0] + 1
+    groups: list[list[float]] = [[] for _ in range(width)]
+    for step, value in points:
+        groups[(step - first) * width // span].append(value)
+    out: list[float] = []
+    for group in groups:
+        out.append(sum(group) / len(group) if group else out[-1])
+    return out
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    whole = round(seconds)
+    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days} d {hours:02}:{minutes:02} h"
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def clock(unix_s: float | None, form: str = "%H:%M:%S") -> str:
+    try:
+        return "-" if unix_s is None else time.strftime(form, time.localtime(unix_s))
+    except (OverflowError, ValueError, OSError):
+        return "-"
+
+
+def count(value: float | None) -> str:
+    """38,500 · 1.23 M · 4.56 G"""
+    if value is None or not math.isfinite(value):
+        return "-"
+    for unit, size in (("G", 1e9), ("M", 1e6)):
+        if abs(value) >= size:
+            return f"{value / size:.2f} {unit}"
+    return f"{value:,.0f}"
+
+
+def decimal(value: float | None, form: str = ".4f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def milliseconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value / 1000:.2f} s" if value >= 10_000 else f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
+
+
+def gib(value: float | None) -> str:
+    """The number alone; the caller writes GiB once."""
+    return "-" if value is None else format(value / (1 << 30), ".1f" if value < 100 << 30 else ".0f")

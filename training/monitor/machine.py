@@ -1,0 +1,134 @@
+"""This machine: which processes live, CPU, memory, disks, GPUs. What can not be known is None."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from training.host import gpus
+
+try:
+    import psutil
+except ImportError:  # an interpreter without our packages: the run itself can still be shown
+    psutil = None  # type: ignore[assignment]
+
+CLOCK_SLACK_S = 60.0  # a process's start time follows from the boot time, which moves when the clock is set
+
+
+def alive(pid: int | None, seen: float) -> bool:
+    """Whether the process that had this pid at the time `seen` still runs: no zombie, no later process of that number."""
+    if pid is None or pid <= 0:
+        return False
+    if psutil is None:
+        return Path(f"/proc/{pid}").exists()
+    try:
+        process = psutil.Process(pid)
+        return process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) and process.create_time() <= seen + CLOCK_SLACK_S
+    except psutil.AccessDenied:
+        return True
+    except (psutil.Error, OSError, OverflowError):
+        return False
+
+
+def belongs(pid: int, family: set[int]) -> bool:
+    """Whether a process is one of these or has one of them above it (a launcher in between, a data-loader worker)."""
+    if pid in family:
+        return True
+    if psutil is None:
+        return False
+    try:
+        return any(parent.pid in family for parent in psutil.Process(pid).parents())
+    except (psutil.Error, OSError):
+        return False
+
+
+class Host:
+    """CPU, memory, disks. CPU use is what happened between two looks, so the first one has only the load."""
+
+    def __init__(self) -> None:
+        self._looked = False
+
+    def look(self, folder: Path) -> dict[str, Any]:
+        out: dict[str, Any] = {
+            "cpu_cores": os.cpu_count(),
+            "cpu_percent": None,
+            "load_1min": os.getloadavg()[0],
+            "ram_used_bytes": None,
+            "ram_total_bytes": None,
+        }
+        if psutil is not None:
+            percent, memory = psutil.cpu_percent(), psutil.virtual_memory()
+            out["cpu_percent"] = percent if self._looked else None
+            out |= {"ram_used_bytes": memory.total - memory.available, "ram_total_bytes": memory.total}
+            self._looked = True
+        for name, place in (("disk", folder), ("shm", Path("/dev/shm"))):
+            used, total = _space(place)
+            out |= {f"{name}_used_bytes": used, f"{name}_total_bytes": total}
+        return out
+
+
+def _space(place: Path) -> tuple[int | None, int | None]:
+    """(used, total), where used is all that we could not write."""
+    try:
+        facts = os.statvfs(place)
+    except OSError:
+        return None, None
+    return (facts.f_blocks - facts.f_bavail) * facts.f_frsize, facts.f_blocks * facts.f_frsize
+
+
+class Gpus:
+    """NVML, asked by a thread of its own: a driver that hangs, as after some hardware faults, must not stop the monitor."""
+
+    def __init__(self) -> None:
+        self._answer = gpus.Machine((), "not asked yet")
+        self._asked = 0.0
+        self._thread: threading.Thread | None = None
+
+    def ask(self) -> None:
+        """Begin to look, unless an earlier question is still open."""
+        if self._thread is None or not self._thread.is_alive():
+            self._asked = time.monotonic()
+            self._thread = threading.Thread(target=self._look, daemon=True)
+            self._thread.start()
+
+    def answer(self, patience_s: float) -> gpus.Machine:
+        """All GPUs of the machine, whatever this shell's CUDA_VISIBLE_DEVICES says; the last answer if none comes in time."""
+        if self._thread is not None:
+            self._thread.join(patience_s)
+            if self._thread.is_alive():
+                waited = time.monotonic() - self._asked
+                return gpus.Machine(self._answer.gpus, f"the NVIDIA driver has not answered for {waited:.1f} s")
+        return self._answer
+
+    def _look(self) -> None:
+        try:
+            self._answer = gpus.look({})
+        except ImportError:
+            self._answer = gpus.Machine((), "nvidia-ml-py is not installed")
+        except Exception as error:
+            self._answer = gpus.Machine((), f"the NVIDIA driver does not answer: {error}")
+
+
+def gpu_records(machine: gpus.Machine, family: set[int], planned: set[str]) -> list[dict[str, Any]]:
+    """GPUs as plain dicts; `family`: pids of the run, `planned`: uuids of its GPUs."""
+    return [
+        {
+            "index": gpu.index,
+            "uuid": gpu.uuid,
+            "name": gpu.name,
+            "in_plan": gpu.uuid in planned,
+            "use_percent": gpu.use_percent,
+            "memory_used_bytes": None if gpu.total_bytes is None or gpu.free_bytes is None else gpu.total_bytes - gpu.free_bytes,
+            "memory_total_bytes": gpu.total_bytes,
+            "temperature_c": gpu.temperature_c,
+            "power_w": gpu.power_w,
+            "processes": [
+                {"pid": p.pid, "user": p.user, "command": p.command, "used_bytes": p.used_bytes, "this_run": belongs(p.pid, family)}
+                for p in gpu.processes
+            ],
+        }
+        for gpu in machine.gpus
+    ]

@@ -1,0 +1,117 @@
+"""A growing .jsonl file, read piece by piece: only what is new since the last look, only whole lines."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from training import rundir
+
+Record = dict[str, Any]
+# More new bytes than WHOLE are not parsed line by line: 100 MB must not delay the first screen.
+WHOLE, END, BLOCK, SAMPLES = 1 << 19, 1 << 18, 1 << 22, 512
+
+
+class Tail:
+    """`keep`: every line with these bytes is parsed, also in a long file; of the others there only a sample and the end."""
+
+    def __init__(self, path: Path, keep: bytes = b"") -> None:
+        self.path, self.keep = path, keep
+        self._offset, self._inode = 0, -1
+
+    def read(self) -> tuple[list[Record], bool]:
+        """New records in file order, and whether the file is another one than before (forget the earlier records)."""
+        try:
+            with self.path.open("rb") as file:
+                facts = os.fstat(file.fileno())
+                fresh = facts.st_ino != self._inode or facts.st_size < self._offset
+                if fresh:
+                    self._offset, self._inode = 0, facts.st_ino
+                lines = self._skim(file, facts.st_size - END) if self.keep and facts.st_size - self._offset > WHOLE else []
+                file.seek(self._offset)
+                text = file.read()
+        except OSError:  # not there yet, or no longer
+            fresh, self._offset, self._inode = self._inode != -1, 0, -1
+            return [], fresh
+        end = text.rfind(b"\n") + 1  # a cut last line waits until it is whole
+        self._offset += end
+        lines += text[:end].splitlines()
+        return [r for r in map(parse, lines) if r is not None], fresh
+
+    def _skim(self, file: BinaryIO, until: int) -> list[bytes]:
+        """Some of the lines from the offset up to about `until`; the offset then stands at the start of the next line."""
+        stride = max(1, (until - self._offset) // SAMPLES)
+        lines: list[bytes] = []
+        while self._offset < until:
+            file.seek(self._offset)
+            block = file.read(min(BLOCK, until - self._offset))
+            size = block.rfind(b"\n") + 1
+            if not size and len(block) < BLOCK:  # only the beginning of the next line is left
+                break
+            size = size or BLOCK  # no text of ours: such a block holds no line
+            starts = {block.rfind(b"\n", 0, place) + 1 for place in range(0, size, stride)}
+            place = block.find(self.keep, 0, size)
+            while place >= 0:
+                starts.add(block.rfind(b"\n", 0, place) + 1)
+                place = block.find(self.keep, place + 1, size)
+            lines += [block[start : block.find(b"\n", start)] for start in sorted(starts)]
+            self._offset += size
+        return lines
+
+
+def read_object(path: Path) -> Record | None:
+    """rundir.read_json, for files that may hold anything."""
+    try:
+        return rundir.read_json(path)
+    except RecursionError:
+        return None
+
+
+def parse(line: bytes) -> Record | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def number(value: Any) -> float | None:
+    """A file may hold anything: a number, or None. NaN and infinity are numbers."""
+    return value if isinstance(value, float) else whole(value)
+
+
+def whole(value: Any) -> int | None:
+    """An integer of a sane size, or None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63 else None
+
+
+def items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def dig(value: Any, *keys: str) -> Any:
+    """value[key][key]…, or None as soon as something is missing or no object."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def last_lines(path: Path | None, count: int) -> list[str]:
+    """The end of a text file; of an endless line, its end."""
+    try:
+        if path is None or not path.is_file():
+            return []
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - (1 << 14)))
+            lines = file.read().decode("utf-8", "replace").split("\n")
+    except OSError:
+        return []
+    # A progress bar overwrites its line: what stands after the last carriage return is what a terminal shows.
+    shown = [line.rstrip("\r").rsplit("\r", 1)[-1] for line in lines]
+    return [line for line in shown if line.strip()][-count:]
