@@ -26,4 +26,4 @@ PY=$(python::any) || {
   log::error "no python3 found on PATH (try: apt-get install python3)"
   exit "$EXIT_RESOURCES"
 }
-exec "$PY" -m training.monitor "$@"
+exec "$PY" "$DUET_ROOT/lib/run_module.py" training.monitor "$@"

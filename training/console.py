@@ -18,15 +18,15 @@ COLOURS = {"INFO": "34", "SUCCESS": "32", "WARNING": "33", "ERROR": "31"}
 LOG_VARIABLE = "DUET_LOG_FILE"
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
-_log: TextIO | None = None
-_log_failed = False
+_log: int | None = None
+_log_name = ""
 
 
 def open_log(path: str | os.PathLike[str]) -> None:
     """From now on everything said here is appended to `path` too. Raises OSError."""
-    global _log
-    # Open for the whole life of the process on purpose: line-buffered, so a killed process loses nothing.
-    _log = open(path, "a", encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115
+    global _log, _log_name
+    # Unbuffered: a killed process loses nothing.
+    _log, _log_name = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), os.fspath(path)
 
 
 def colourful(stream: TextIO) -> bool:
@@ -35,15 +35,15 @@ def colourful(stream: TextIO) -> bool:
 
 def to_log(text: str) -> None:
     """Append lines to the log file as a reader of a terminal would see them: without colours and overwritten text."""
-    global _log_failed
-    if _log is None or _log_failed:
+    global _log
+    if _log is None:
         return
     lines = (line.rsplit("\r", 1)[-1] for line in _ANSI.sub("", text.replace("\r\n", "\n")).split("\n"))
     try:
-        _log.write("\n".join(lines))
+        os.write(_log, "\n".join(lines).encode("utf-8", "replace"))
     except OSError as error:  # a full disk must not stop the training; said once, on the console only
-        _log_failed = True
-        sys.stderr.write(f"[WARNING] {_now()} the log file {_log.name} can not be written any more: {error}\n")
+        _log = None
+        warning(f"the log file {_log_name} can not be written any more: {error.strerror}")
 
 
 def raw(text: str) -> None:

@@ -21,6 +21,10 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
+# How a rank ends after an exception; the supervisor reads the cause from the rank's error file. A full disk has no room for
+# that file, so it has a status of its own (EX_IOERR of sysexits.h).
+RANK_FAILED, RANK_DISK_FULL = 1, 74
+
 EXIT_MEANING = {
     Exit.DONE: "training finished",
     Exit.CONFIG: "the configuration, the command line or the data is wrong; nothing was launched",

@@ -49,7 +49,8 @@ class Heartbeat:
         self.rank, self.epoch, self.step, self._beats = rank, 0, 0, 0
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            os.ftruncate(handle, _LAYOUT.size)
+            # Allocated, not sparse: a write through the map into a hole of a full disk would be a SIGBUS.
+            os.posix_fallocate(handle, 0, _LAYOUT.size)
             self._map = mmap.mmap(handle, _LAYOUT.size)
         finally:
             os.close(handle)

@@ -57,10 +57,10 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
             raise
         from training.engine import failure
 
-        failure.record(run, rank, error)
+        status = failure.record(run, rank, error)
         sys.stdout.flush()
         # Leave at once: the other ranks may wait for this one in a collective, and a tear-down could block here too.
-        os._exit(1)
+        os._exit(status)
 
 
 def _planned(run: rundir.RunDir) -> Plan:

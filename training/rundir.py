@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from training import console
+
 VARIABLE = "DUET_RUN_DIR"
 
 
@@ -52,8 +54,12 @@ class RunDir:
         return self.ranks / f"rank{rank}.error.json"
 
     def event(self, kind: str, **facts: Any) -> None:
-        """Append one record to events.jsonl; a single write, so that several processes may append."""
-        append_json(self.events, {"time": time.time(), "event": kind, **facts})
+        """Append one record to events.jsonl; a single write, so that several processes may append. A full disk is said
+        and stops nobody."""
+        try:
+            append_json(self.events, {"time": time.time(), "event": kind, **facts})
+        except OSError as error:
+            console.warning(f"{self.events} can not be written: {error.strerror}")
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -14,10 +14,7 @@ def render(run: rundir.RunDir, plan: dict[str, Any]) -> str:
     s = rundir.read_json(run.summary)
     if s is None:
         return ""
-    if s["status"] == "stopped":
-        again = f"{next_command(plan, run)}   (go on from step {s['steps']})"
-    else:
-        again = f"{next_command(plan, run, **longer(plan['config'], s['steps']))}   (train on, twice as long)"
+    more = {} if s["status"] == "stopped" else longer(plan["config"], s["steps"])
     first, last = s["loss_first"] / math.log(2), s["loss_last"] / math.log(2)
     validation = f"; validation {s['val_bpb_first']:.3f} → {s['val_bpb_last']:.3f}" if s.get("val_bpb_last") is not None else ""
     lines = [
@@ -32,12 +29,21 @@ def render(run: rundir.RunDir, plan: dict[str, Any]) -> str:
         lines += ["Sample", *(f"    │ {line[:100]}" for line in body)]
     lines += [
         f"Run        {run.path}",
-        f"           plan.json, metrics.jsonl, checkpoints/{s['checkpoint']}, tb_logger/, ranks/*.log",
+        f"           {_contents(run, s['checkpoint'])}",
         f"Log        {plan['log_file']}" if plan.get("log_file") else "",
-        f"Next       ./monitor_training.sh --run={shlex.quote(str(run.path))} --once",
-        f"           {again}",
+        f"See it     ./monitor_training.sh --run={shlex.quote(run.name if _default_place(plan) else str(run.path))}",
+        f"Go on      {next_command(plan, run, **more)}",
     ]
     return "\n".join(f"  {line}" for line in lines if line) + "\n"
+
+
+def _contents(run: rundir.RunDir, checkpoint: str) -> str:
+    parts = {run.plan: "", run.metrics: "", run.checkpoints / checkpoint: "", run.tensorboard: "/", run.path / "wandb": "/", run.ranks: "/"}
+    return ", ".join(f"{path.relative_to(run.path)}{slash}" for path, slash in parts.items() if path.exists())
+
+
+def _default_place(plan: dict[str, Any]) -> bool:
+    return bool(plan["origins"]["out_dir"] == "default")
 
 
 def longer(config: dict[str, Any], steps: int) -> dict[str, int]:

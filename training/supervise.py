@@ -21,7 +21,7 @@ from training import plan as planner
 from training.data import store
 from training.errors import Exit, UserError
 from training.launch import spawn, verdict
-from training.launch.attempt import Attempt, Outcome
+from training.launch.attempt import Attempt
 from training.launch.output import tail
 
 
@@ -58,12 +58,18 @@ def _attempts(run: rundir.RunDir, plan: dict[str, Any], stages: set[str]) -> int
     for attempt in itertools.count(1):
         outcome = Attempt(run, plan).go()
         code = verdict.exit_code(outcome)
-        if code in (Exit.DONE, Exit.PREEMPTED, Exit.INTERRUPTED) and not outcome.guilty:
-            return _regular_end(run, plan, outcome, code)
+        if not outcome.guilty and not outcome.killed:
+            return _regular_end(run, plan, code)
+        record = verdict.failure(outcome, run, plan)
+        try:
+            rundir.write_json(run.failure, record)
+        except OSError as error:
+            console.warning(f"{run.failure} can not be written: {error.strerror}")
         if code in (Exit.CONFIG, Exit.RESOURCES):  # the rank has said what is wrong
             return code
-        record = verdict.failure(outcome, run, plan)
-        rundir.write_json(run.failure, record)
+        if outcome.killed:
+            console.warning(f"{record['summary']} (exit {int(code)})")
+            return code
         run.event("failure", cause=record["cause"], rank=record["rank"], text=record["summary"])
         console.error(f"training failed\n{verdict.card(record)}")
         if "--analyse" in stages:
@@ -79,19 +85,17 @@ def _attempts(run: rundir.RunDir, plan: dict[str, Any], stages: set[str]) -> int
             break
         console.warning(f"restarting from the last checkpoint (attempt {attempt + 1} of {plan['config']['retries'] + 1})")
         run.event("restart", attempt=attempt + 1, cause=record["cause"], step=failed_at[-1])
-        run.failure.unlink()
+        run.failure.unlink(missing_ok=True)
     return code
 
 
-def _regular_end(run: rundir.RunDir, plan: dict[str, Any], outcome: Outcome, code: Exit) -> int:
-    # Other ranks than 0 speak only when something is wrong; so they have said nothing, or it is worth reading.
+def _regular_end(run: rundir.RunDir, plan: dict[str, Any], code: Exit) -> int:
     text = summary.render(run, plan)
     if code == Exit.DONE:
         console.success(f"training finished\n{text}".rstrip())
     else:
         why = "interrupted" if code == Exit.INTERRUPTED else "stopped on request"
-        saved = ", checkpoint saved" if run.summary.exists() else ""
-        console.warning(f"{why}{saved} (exit {int(code)})\n{text}".rstrip())
+        console.warning(f"{why}, checkpoint saved (exit {int(code)})\n{text}".rstrip())
     return code
 
 

@@ -10,11 +10,14 @@ import traceback
 from typing import Any
 
 from training import heartbeat, rundir
+from training.errors import RANK_DISK_FULL, RANK_FAILED
 
 
-def record(run: rundir.RunDir, rank: int, error: BaseException) -> None:
+def record(run: rundir.RunDir, rank: int, error: BaseException) -> int:
     """Write ranks/rank<r>.error.json, and the traceback to the rank's own log; to the console only where no supervisor
-    shows the one card that matters (a victim's traceback is no news)."""
+    shows the one card that matters (a victim's traceback is no news). Returns the status to leave with."""
+    disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    status = RANK_DISK_FULL if disk_full else RANK_FAILED
     frames = traceback.extract_tb(error.__traceback__)
     ours = [f for f in frames if "site-packages" not in f.filename] or list(frames)
     where = f"{ours[-1].filename}:{ours[-1].lineno}" if ours else ""
@@ -27,14 +30,19 @@ def record(run: rundir.RunDir, rank: int, error: BaseException) -> None:
         "where": where,
         "code": ours[-1].line if ours else None,
         "phase": str(beat) if beat else None,
-        "disk_full": isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT),
+        "disk_full": disk_full,
         "traceback": traceback.format_exception(type(error), error, error.__traceback__),
     }
-    rundir.write_json(run.rank_error(rank), facts)
     text = "".join(facts["traceback"])
-    if "DUET_SUPERVISED" in os.environ:
-        with run.rank_log(rank).open("a") as log:
-            log.write(text)
-    else:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+    try:
+        rundir.write_json(run.rank_error(rank), facts)
+        if "DUET_SUPERVISED" in os.environ:
+            with run.rank_log(rank).open("a") as log:
+                log.write(text)
+            return status
+    except OSError:  # a full disk, most likely the very cause: then the console has to do
+        if disk_full:
+            text = f"{error}\n"
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    return status

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from types import TracebackType
@@ -73,7 +72,7 @@ class Progress:
         record = {"step": position.step, "epoch": position.epoch + 1, "val_loss": score.loss, "val_bpb": score.bpb}
         self.recorder.evaluation({**record, "eval_ms": seconds * 1000})
         self.session.run.event("eval", step=position.step, val_bpb=score.bpb)
-        self._line(position, f"Validation: {score.bpb:.4f} bits per byte, perplexity per byte {math.exp(score.loss):.2f}")
+        self._line(position, f"Validation: {score.bpb:.4f} bits per byte")
 
     def _line(self, position: Position, text: str) -> None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")

@@ -76,6 +76,10 @@ class WandB:
         self.run.finish()
 
 
+def _thread_failed(what: threading.ExceptHookArgs) -> None:
+    console.warning(f"a tracker's thread failed: {what.exc_type.__name__}: {what.exc_value}")
+
+
 def wandb_mode(config: Config) -> tuple[str, str]:
     """The mode that is used and why; 'disabled' never imports wandb."""
     if config.use_dummy_wandb:
@@ -100,7 +104,8 @@ class Recorder:
     """Rank 0's writer. `step()` and `evaluation()` return at once."""
 
     def __init__(self, run: rundir.RunDir, config: Config) -> None:
-        self._file = run.metrics.open("a", buffering=1)
+        self._file = os.open(run.metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._path, self._unwritten, self._disk_warned = run.metrics, b"", False
         self._queue: queue.Queue[Record | None] = queue.Queue(QUEUE_LENGTH)
         makers: dict[str, Callable[[], Sink]] = {}
         if config.tensorboard:
@@ -109,6 +114,7 @@ class Recorder:
         if mode != "disabled":
             makers["W&B"] = lambda: WandB(run, config, mode)
         self.wandb = f"{mode} ({reason})"
+        threading.excepthook = _thread_failed  # a tracker's own threads
         self._thread = threading.Thread(target=self._serve, args=(makers,), name="trackers", daemon=True)
         self._started = False
 
@@ -120,12 +126,24 @@ class Recorder:
 
     def _write(self, record: Record) -> None:
         record = {"time": time.time(), **record}
-        self._file.write(json.dumps(record) + "\n")
+        self._unwritten += (json.dumps(record) + "\n").encode()
+        self._flush()
         if not self._started:  # after the first step: importing trackers takes a second that nobody should wait for
             self._thread.start()
             self._started = True
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait(record)
+
+    def _flush(self) -> None:
+        """Write what is not on the disk yet. On a full disk it stays in memory for the next try: training goes on, and
+        nothing is lost when there is room again."""
+        try:
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
+        except OSError as error:
+            if not self._disk_warned:
+                console.warning(f"{self._path} can not be written ({error.strerror}): records are kept in memory until there is room")
+            self._disk_warned = True
 
     def _serve(self, makers: dict[str, Callable[[], Sink]]) -> None:
         sinks: dict[str, Sink] = {}
@@ -147,7 +165,8 @@ class Recorder:
 
     def close(self) -> None:
         """Everything written, trackers closed or given up after CLOSE_S seconds."""
-        self._file.close()
+        self._flush()
+        os.close(self._file)
         if self._started:
             with contextlib.suppress(queue.Full):
                 self._queue.put(None, timeout=1)

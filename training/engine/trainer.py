@@ -32,7 +32,6 @@ def train(session: Session, recorder: Recorder | None, stop: StopRequest) -> tup
     exchange, pulse = StepExchange(session.world), heartbeat.current
     watch = Stopwatch(session.batch.total_tokens)
     code = Exit.DONE
-    saved = position.step if position.step else -1
 
     while position.step < length.total_steps and code == Exit.DONE:
         batches = begin_epoch(session, position)
@@ -58,13 +57,10 @@ def train(session: Session, recorder: Recorder | None, stop: StopRequest) -> tup
                     progress.evaluation(position, validate(session))
                     watch.restart()
                 if last or (config.save_every and position.step % config.save_every == 0):
-                    save(session, position)
-                    saved = position.step
+                    save(session, position, required=last)
                     watch.restart()
         if position.epoch_steps >= length.steps_per_epoch:
             position = Position(position.step, position.epoch + 1, 0)
-    if saved != position.step:
-        save(session, position)
     return position, code
 
 
@@ -121,14 +117,16 @@ def validate(session: Session) -> tuple[Score | None, float]:
     return score, time.perf_counter() - started
 
 
-def save(session: Session, position: Position) -> None:
-    """Rank 0 saves; a full disk is said and does not end the training, the next save may succeed."""
+def save(session: Session, position: Position, *, required: bool) -> None:
+    """Rank 0 saves. A full disk does not end the training, the next save may succeed; the last one has to (OSError)."""
     heartbeat.current.beat("checkpoint")
     if session.world.rank != 0:
         return
     try:
         session.save(position)
     except OSError as error:
+        if required:
+            raise
         text = f"checkpoint of step {position.step} was not saved: {error}"
         console.warning(text)
         session.run.event("warning", text=text)

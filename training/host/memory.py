@@ -54,7 +54,10 @@ class Estimate:
 
 
 def gib(amount: int | None) -> str:
-    return "-" if amount is None else f"{amount / GIB:.1f} GiB"
+    """Bytes for people."""
+    if amount is None:
+        return "-"
+    return f"{amount / GIB:.1f} GiB" if amount >= GIB else f"{amount / (1 << 20):.0f} MiB"
 
 
 def parameters(depth: int, vocab: int = PADDED_VOCAB) -> int:

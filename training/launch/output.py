@@ -18,6 +18,7 @@ class Output:
         self.fd, self.shown = fd, shown
         self._file = path.open("ab", buffering=0)
         self._line = b""
+        self._warned = False
 
     def drain(self) -> bool:
         """Read what is there; False at the end of the stream."""
@@ -32,8 +33,10 @@ class Output:
     def _keep(self, chunk: bytes) -> None:
         try:
             self._file.write(chunk)
-        except OSError as error:  # a full disk must not stop the training
-            console.warning(f"{self._file.name} can not be written: {error}")
+        except OSError as error:  # a full disk must not stop the training; said once
+            if not self._warned:
+                console.warning(f"{self._file.name} can not be written: {error.strerror}")
+            self._warned = True
         if not self.shown:
             return
         try:
@@ -43,7 +46,9 @@ class Output:
             pass
         *lines, self._line = (self._line + chunk).split(b"\n")
         for line in lines:
-            console.to_log(line.decode("utf-8", "replace") + "\n")
+            text = line.decode("utf-8", "replace")
+            if "\r" not in text or text.rsplit("\r", 1)[-1].strip():  # a progress bar that was wiped out is no line
+                console.to_log(text + "\n")
         if len(self._line) > READ_BYTES:  # a progress bar on one endless line
             self._line = self._line.rpartition(b"\r")[2][-READ_BYTES:]
 

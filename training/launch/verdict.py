@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
 from training import rundir
-from training.errors import Exit
+from training.errors import RANK_DISK_FULL, Exit
 from training.launch.attempt import Outcome
 from training.launch.output import tail
 from training.summary import next_command
@@ -53,16 +54,21 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
         rank, own = first["rank"], first
     log = run.rank_log(rank) if rank is not None and run.rank_log(rank).exists() else run.ranks / "torchrun.log"
     where = own["where"] if own else None
-    if outcome.hang_s is not None:
+    if outcome.killed:
+        cause = "interrupted" if outcome.asked == Exit.INTERRUPTED else "preempted"
+        summary = "stopped at once: nothing was saved since the last checkpoint"
+    elif status in (Exit.CONFIG, Exit.RESOURCES):
+        cause, summary = "config_error", "the rank refused its input: see its message above"
+    elif outcome.hang_s is not None:
         cause, summary = "hang", _hang_summary(outcome, rank)
         where = _stuck_at(run, rank) if rank is not None else None
+    elif status == RANK_DISK_FULL or (own and own["disk_full"]):
+        cause, summary = "disk_full", f"no space left on the disk of {run.path}"
     elif own:
         cause, summary = (
             CAUSE_BY_TYPE.get(own["type"], "unknown"),
             f"{own['type']}: {own['message'].splitlines()[0] if own['message'] else ''}",
         )
-        if own.get("disk_full"):
-            cause = "disk_full"
     else:
         cause, summary = "unknown", _death(status)
     return {
@@ -107,6 +113,9 @@ def _stuck_at(run: rundir.RunDir, rank: int) -> str | None:
 
 
 def _advice(cause: str, status: int, run: rundir.RunDir, plan: dict[str, Any]) -> list[str]:
+    if cause == "disk_full":
+        free = shutil.disk_usage(run.path).free / 1e6
+        return [f"make room below {run.path.parent} ({free:.0f} MB free), then {next_command(plan, run)}"]
     if cause == "nan_loss":
         return ["lower the learning rate (--matrix_lr) or use --precision=fp32"]
     if cause == "hang":

@@ -1,0 +1,1 @@
+"""What measures us: run as modules, print ratios from one interleaved run. Never part of the tests."""

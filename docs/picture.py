@@ -1,0 +1,59 @@
+"""The README's pictures: real commands in a real pseudo-terminal, drawn as SVG from what its screen shows.
+
+    python docs/picture.py docs/quickstart.svg 110 46 ./train_dual_gpu.sh configs/dual_gpu/quickstart.py
+    python docs/picture.py docs/monitor.svg 100 30 ./monitor_training.sh --once
+
+Needs the test tools (pexpect, pyte). A screen longer than ROWS shows its end.
+"""
+
+from __future__ import annotations
+
+import sys
+from html import escape
+from pathlib import Path
+
+import pexpect
+import pyte
+
+COLOURS = {"default": "#d6d9de", "blue": "#6cb2ff", "green": "#7ddc8a", "brown": "#f0c674", "yellow": "#f0c674", "red": "#ff7b72"}
+COLOURS |= {"cyan": "#76d7e0", "magenta": "#d2a8ff", "white": "#ffffff", "black": "#7a828e"}
+CELL_W, CELL_H, PAD = 7.8, 17, 14
+
+
+def capture(columns: int, rows: int, argv: list[str]) -> pyte.Screen:
+    screen = pyte.Screen(columns, rows)
+    stream = pyte.ByteStream(screen)
+    stream.feed(f"$ {' '.join(argv)}\r\n".encode())
+    child = pexpect.spawn(argv[0], argv[1:], dimensions=(rows, columns), timeout=600)
+    while True:
+        try:
+            stream.feed(child.read_nonblocking(65536, timeout=600))
+        except pexpect.EOF:
+            return screen
+
+
+def svg(screen: pyte.Screen) -> str:
+    used = max((y for y in range(screen.lines) if screen.display[y].strip()), default=0) + 1
+    width, height = screen.columns * CELL_W + 2 * PAD, used * CELL_H + 2 * PAD
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}">']
+    out.append(f'<rect width="{width:.0f}" height="{height:.0f}" rx="8" fill="#14181f"/>')
+    out.append('<g font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="13" xml:space="preserve">')
+    for y in range(used):
+        start = 0
+        while start < screen.columns:
+            first, end = screen.buffer[y][start], start
+            while end < screen.columns and (screen.buffer[y][end].fg, screen.buffer[y][end].bold) == (first.fg, first.bold):
+                end += 1
+            text = "".join(screen.buffer[y][x].data for x in range(start, end))
+            if text.strip():
+                weight = ' font-weight="bold"' if first.bold else ""
+                fill = COLOURS.get(first.fg, f"#{first.fg}" if len(first.fg) == 6 else COLOURS["default"])
+                place = f'x="{PAD + start * CELL_W:.1f}" y="{PAD + (y + 0.78) * CELL_H:.1f}" textLength="{len(text) * CELL_W:.1f}"'
+                out.append(f'<text {place} fill="{fill}"{weight}>{escape(text)}</text>')
+            start = end
+    return "\n".join([*out, "</g>", "</svg>", ""])
+
+
+if __name__ == "__main__":
+    target, columns, rows, *argv = sys.argv[1:]
+    Path(target).write_text(svg(capture(int(columns), int(rows), argv)), encoding="utf-8")
