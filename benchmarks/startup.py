@@ -78,9 +78,8 @@ def main() -> None:
         median = statistics.median(seconds[name])
         print(f"{name:<28}{median:8.2f}s{min(seconds[name]):8.2f}s{max(seconds[name]):8.2f}s{median / base:8.2f}")
     for name in COMMANDS:
-        print(
-            f"{name:<28}{1000 * statistics.median(seconds[name]):7.0f}ms{1000 * min(seconds[name]):7.0f}ms{1000 * max(seconds[name]):7.0f}ms"
-        )
+        values = [1000 * s for s in seconds[name]]
+        print(f"{name:<28}{statistics.median(values):7.0f}ms{min(values):7.0f}ms{max(values):7.0f}ms")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 from training import console, rundir
 from training.config import batch
 from training.errors import Exit, UserError
-from training.host import decide, gpus, memory, preflight, variables
+from training.host import decide, gpus, memory, preflight, torch_build, variables
 from training.request import ROOT, Request, read
 
 SCHEMA_VERSION = 1
@@ -30,7 +30,8 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     """Decide everything; look at the machine, change nothing. Raises UserError (exit 3) when the machine can not do it."""
     config, ranks, local = request.config, request.ranks, request.local_ranks
     machine = gpus.look(environ) if config.device != "cpu" else gpus.Machine((), "not asked")
-    device = decide.device(config, local, machine)
+    torch = torch_build.installed()
+    device = decide.device(config, local, machine, torch)
     precision = decide.precision(config, device.value, local, machine)
     compiled = decide.compiled(config, device.value)
     room = decide.budget(device.value, local, machine)
@@ -43,7 +44,7 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     launcher = decide.launcher(config, request.script, ranks)
     chosen = variables.choose(environ, device=device.value, ranks=ranks, local_ranks=local, debug=config.debug)
 
-    checks = _checks(request, machine, device.value, room, estimate)
+    checks = _checks(request, machine, torch, device.value, room, estimate)
     checks += [port_check] if port_check else []
     problems = [c.problem() for c in checks if c.status == preflight.ERROR]
     if problems and not request.dry_run:
@@ -76,17 +77,25 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     return plan, checks
 
 
-def _checks(request: Request, machine: gpus.Machine, device: str, room: int | None, estimate: memory.Estimate) -> list[preflight.Check]:
+def _checks(
+    request: Request,
+    machine: gpus.Machine,
+    torch: torch_build.TorchBuild | None,
+    device: str,
+    room: int | None,
+    estimate: memory.Estimate,
+) -> list[preflight.Check]:
     config, origins, command = request.config, request.origins, request.command()
     # A checkpoint holds weights and AdamW state in fp32; one more is on the disk while a new one is written.
     checkpoints = 12 * memory.parameters(config.depth) * (config.keep_checkpoints + 1)
     checks = (
-        list(preflight.gpus(machine, request.local_ranks, estimate, command))
+        [*preflight.gpus(machine, request.local_ranks, estimate, command), *preflight.torch_fits(machine, torch, command)]
         if device == "cuda"
         else [preflight.host_memory(room, request.local_ranks, estimate, command)]
     )
     checks.append(preflight.folder("run", request.experiments, "out_dir", checkpoints + (64 << 20), origins["out_dir"]))
     checks.append(preflight.folder("log", request.logs, "log_dir", 1 << 20, origins["log_dir"]))
+    checks += preflight.not_running(request.resume_from) if request.resume_from else []
     shm = preflight.shared_memory(config.num_workers, request.local_ranks)
     return checks + ([shm] if shm else [])
 

@@ -166,8 +166,6 @@ def _resumed(first: resolve.Resolved, experiments: Path, problems: list[Problem]
         fixes = [f"--resume={n}" for n in reversed(names)]
         problems.append(Problem(f"resume is {wanted!r} ({origin}): no run there", "a run directory, a run's name, or latest", fixes))
         return {}, None
-    if plan.get("running_pid") is None and not run.checkpoints.is_dir():
-        problems.append(Problem(f"resume is {wanted!r} ({origin}): {run.path} has no checkpoints folder", "a run with a checkpoint"))
     origin = f"resumed run {run.name}"
     known = {n: (v, origin) for n, v in plan["config"].items() if n in FIELDS and n not in ("resume", "out_dir", "log_dir")}
     return known, run

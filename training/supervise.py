@@ -50,7 +50,11 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         console.warning("interrupted while preparing the data")
         return Exit.INTERRUPTED
-    return _attempts(run, plan, stages)
+    try:
+        return _attempts(run, plan, stages)
+    except UserError as error:
+        console.report(error)
+        return error.code
 
 
 def _attempts(run: rundir.RunDir, plan: dict[str, Any], stages: set[str]) -> int:

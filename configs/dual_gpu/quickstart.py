@@ -8,4 +8,5 @@ total_batch_size = 2 * device_batch_size * max_seq_len  # two ranks, no accumula
 num_iterations = 400
 eval_every = 100
 save_every = 200
+sample_tokens = 400
 data = "stdlib"  # the Python standard library's own sources

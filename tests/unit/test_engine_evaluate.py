@@ -37,7 +37,9 @@ def test_separators_are_not_predicted(tmp_path: Path) -> None:
     score = evaluate(model, data, WORLD, 4, 1000, PLAIN)
     inputs, targets = data.batch(list(range(12)))
     bytes_only = model(inputs, targets.masked_fill(targets == BOS, -1)).item()
-    assert score and score.loss == pytest.approx(bytes_only, rel=1e-5) and score.loss != pytest.approx(model(inputs, targets).item(), rel=1e-3)
+    assert (
+        score and score.loss == pytest.approx(bytes_only, rel=1e-5) and score.loss != pytest.approx(model(inputs, targets).item(), rel=1e-3)
+    )
 
 
 def test_ranks_share_the_work_and_batch_size_does_not_matter(tmp_path: Path) -> None:

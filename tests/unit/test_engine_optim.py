@@ -29,8 +29,10 @@ def test_every_weight_is_in_one_group_with_its_rate() -> None:
     optimizer = optim.build(model, config)
     members = [p for group in optimizer.param_groups for p in group["params"]]
     assert {id(p) for p in members} == {id(p) for p in model.parameters()} and len(members) == len(list(model.parameters()))
-    assert optim.set_rate(optimizer, 0.5) == pytest.approx(config.matrix_lr / 2)
-    assert [g["lr"] for g in optimizer.param_groups] == [r / 2 for r in (config.matrix_lr, config.embedding_lr, config.unembedding_lr)]
+    scale = (768 / 128) ** 0.5  # depth 2 is 128 wide
+    assert optim.set_rate(optimizer, 0.5) == pytest.approx(scale * config.matrix_lr / 2)
+    wanted = [scale * r / 2 for r in (config.matrix_lr, config.embedding_lr, config.unembedding_lr)]
+    assert [g["lr"] for g in optimizer.param_groups] == pytest.approx(wanted)
 
 
 def test_rate_survives_a_checkpoint() -> None:
@@ -39,5 +41,5 @@ def test_rate_survives_a_checkpoint() -> None:
     optim.set_rate(optimizer, 0.1)
     restored = optim.build(model, Config())
     restored.load_state_dict(optimizer.state_dict())
-    assert optim.set_rate(restored, 1.0) == Config().matrix_lr
+    assert optim.set_rate(restored, 1.0) == pytest.approx(Config().matrix_lr * (768 / 64) ** 0.5)
     assert isinstance(restored, torch.optim.AdamW)

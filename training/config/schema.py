@@ -22,6 +22,9 @@ GROUPS = {
 }
 
 
+RATE = "at width 768, other widths × √(768/width)"
+
+
 def option(
     default: Any,
     group: str,
@@ -63,9 +66,9 @@ class Config:
     log_every: int = option(10, "duration", "print a progress line every so often", unit="steps", low=1)
     sample_tokens: int = option(256, "duration", "length of the text generated at the end; 0: none", unit="tokens", low=0)
 
-    matrix_lr: float = option(0.002, "optimizer", "peak learning rate of the blocks' matrices", unit="per step", low=0)
-    embedding_lr: float = option(0.01, "optimizer", "peak learning rate of the embedding", unit="per step", low=0)
-    unembedding_lr: float = option(0.004, "optimizer", "peak learning rate of the output head", unit="per step", low=0)
+    matrix_lr: float = option(0.0015, "optimizer", "peak learning rate of the blocks' matrices", unit=RATE, low=0)
+    embedding_lr: float = option(0.05, "optimizer", "peak learning rate of the embedding", unit=RATE, low=0)
+    unembedding_lr: float = option(0.015, "optimizer", "peak learning rate of the output head", unit=RATE, low=0)
     weight_decay: float = option(0.1, "optimizer", "decoupled weight decay of the blocks' matrices", low=0, high=1)
     grad_clip: float = option(1.0, "optimizer", "largest global gradient norm; 0: no clipping", low=0)
     warmup_ratio: float = option(0.02, "optimizer", "share of the steps for linear warm-up", unit="fraction", low=0, high=1)

@@ -9,14 +9,16 @@ from training.engine.model import GPT
 
 BETAS = (0.9, 0.95)
 EPSILON = 1e-10
+REFERENCE_WIDTH = 768  # the learning rates of the configuration are for this width
 
 
 def build(model: GPT, config: Config) -> torch.optim.Optimizer:
-    """AdamW, fused, with a learning rate per kind of weight; `initial_lr` keeps the peak."""
+    """AdamW, fused, with a learning rate per kind of weight, scaled by width as nanochat does; `initial_lr` keeps the peak."""
+    scale = (model.shape.width / REFERENCE_WIDTH) ** -0.5
     groups = [
-        {"params": list(model.blocks.parameters()), "lr": config.matrix_lr, "weight_decay": config.weight_decay},
-        {"params": list(model.embedding.parameters()), "lr": config.embedding_lr, "weight_decay": 0.0},
-        {"params": list(model.head.parameters()), "lr": config.unembedding_lr, "weight_decay": 0.0},
+        {"params": list(model.blocks.parameters()), "lr": config.matrix_lr * scale, "weight_decay": config.weight_decay},
+        {"params": list(model.embedding.parameters()), "lr": config.embedding_lr * scale, "weight_decay": 0.0},
+        {"params": list(model.head.parameters()), "lr": config.unembedding_lr * scale, "weight_decay": 0.0},
     ]
     for group in groups:
         group["initial_lr"] = group["lr"]

@@ -12,6 +12,7 @@ from training.config import batch
 from training.config.schema import Config
 from training.host.gpus import Machine
 from training.host.memory import estimate
+from training.host.torch_build import TorchBuild
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,12 @@ class Choice:
         return {"value": self.value, "reason": self.reason}
 
 
-def device(config: Config, ranks: int, machine: Machine) -> Choice:
+def device(config: Config, ranks: int, machine: Machine, torch: TorchBuild | None) -> Choice:
     gpus = len(machine.gpus)
     if config.device != "auto":
         return Choice(config.device, "as asked")
+    if gpus >= ranks and torch and torch.cuda is None:
+        return Choice("cpu", f"there are {gpus} GPUs, but the installed torch {torch.version} is built for the CPU only")
     if gpus >= ranks:
         return Choice("cuda", f"a GPU for each of {ranks} ranks ({machine.reason})" if ranks > 1 else f"a GPU ({machine.reason})")
     counted = f"{gpus} GPU{'s' if gpus != 1 else ''} for {ranks} rank{'s' if ranks > 1 else ''}"

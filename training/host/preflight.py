@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from training import rundir
 from training.errors import Problem
 from training.host import memory, ports
 from training.host.gpus import Gpu, Machine
+from training.host.torch_build import TorchBuild
 
 RECOMMENDED_GPU_BYTES = 20 * 10**9  # what the original configs were made for
 OK, WARNING, ERROR = "ok", "warning", "error"
@@ -70,6 +72,37 @@ def _gpu(gpu: Gpu, estimate: memory.Estimate, command: str) -> Iterable[Check]:
     else:
         small = gpu.total_bytes is not None and gpu.total_bytes < RECOMMENDED_GPU_BYTES
         yield Check(name, OK, shown + ("; 20 GB or more are recommended for the dual-GPU configs" if small else ""))
+
+
+def torch_fits(machine: Machine, torch: TorchBuild | None, command: str) -> Iterable[Check]:
+    """The installed torch can use these GPUs: built for CUDA, and not for a newer one than the driver runs."""
+    if torch is None:
+        return
+    name = f"torch {torch.version}"
+    if torch.cuda is None:
+        fixes = [f"{command} --device=cpu", "install a CUDA build of torch, or point TORCH_LOCAL_PATH to one"]
+        yield Check("torch", ERROR, f"{name} is built for the CPU only: it can not use a GPU", fixes)
+    elif machine.cuda and int(machine.cuda.split(".")[0]) < int(torch.cuda.split(".")[0]):
+        text = f"{name} is built for CUDA {torch.cuda}; driver {machine.driver} runs CUDA up to {machine.cuda}"
+        yield Check("torch", ERROR, text, ["update the NVIDIA driver", f"install a torch built for CUDA {machine.cuda.split('.')[0]}"])
+    else:
+        yield Check("torch", OK, f"{name}, CUDA {torch.cuda}")
+
+
+def not_running(run: rundir.RunDir) -> list[Check]:
+    """The run to resume has ended: two supervisors in one run directory would overwrite each other."""
+    import psutil
+
+    facts = rundir.read_json(run.supervisor) or {}
+    pid = facts.get("pid")
+    if pid is None or facts.get("host") != socket.gethostname() or not psutil.pid_exists(pid):
+        return []
+    try:
+        if str(run.path) not in psutil.Process(pid).cmdline():
+            return []  # the number belongs to another process by now
+    except psutil.Error:
+        return []
+    return [Check("run", ERROR, f"{run.name} is still running (pid {pid})", [f"./monitor_training.sh --run={run.path}", f"kill {pid}"])]
 
 
 def host_memory(room: int | None, ranks: int, estimate: memory.Estimate, command: str) -> Check:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import os
@@ -15,7 +16,8 @@ import termios
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.host import process
+from training.errors import Exit, Problem, UserError
+from training.host import ports, process
 from training.request import ROOT
 
 SCRUBBED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -61,7 +63,7 @@ def start_ranks(count: int, wanted_port: int, terminal: bool) -> list[Child]:
         return [_start([sys.executable, str(ROOT / "train.py")], clean_environment(), 0, terminal, ())]
     with socket.socket() as store:  # listening already: nobody can take the port in between; rank 0 inherits it
         store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        store.bind((LOOPBACK, wanted_port))
+        _bind(store, wanted_port)
         store.listen(2 * count)
         shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": LOOPBACK}
         shared["MASTER_PORT"] = str(store.getsockname()[1])
@@ -73,6 +75,20 @@ def start_ranks(count: int, wanted_port: int, terminal: bool) -> list[Child]:
                 env["DUET_STORE_FD"], inherited = str(store.fileno()), (store.fileno(),)
             children.append(_start([sys.executable, str(ROOT / "train.py")], env, rank, terminal and rank == 0, inherited))
     return children
+
+
+def _bind(store: socket.socket, wanted: int) -> None:
+    """To the wanted port or, when it was taken since the plan, one of the next; 0 is any."""
+    for port in range(wanted, wanted + ports.TRIES) if wanted else (0,):
+        try:
+            store.bind((LOOPBACK, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return
+    text = f"port {wanted} (--master_port) and the next {ports.TRIES - 1} are taken; {wanted} by {ports.owner(wanted)}"
+    raise UserError(Problem(text, "", ["leave --master_port out: a free port is chosen"]), Exit.RESOURCES)
 
 
 def start_torchrun(count: int, wanted_port: int, logs: Path) -> Child:

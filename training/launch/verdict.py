@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from training import rundir
+from training.config.batch import device_choices
 from training.errors import RANK_DISK_FULL, Exit
 from training.launch.attempt import Outcome
 from training.launch.output import tail
@@ -116,6 +117,8 @@ def _advice(cause: str, status: int, run: rundir.RunDir, plan: dict[str, Any]) -
     if cause == "disk_full":
         free = shutil.disk_usage(run.path).free / 1e6
         return [f"make room below {run.path.parent} ({free:.0f} MB free), then {next_command(plan, run)}"]
+    if cause == "gpu_oom":
+        return _smaller_batch(run, plan)
     if cause == "nan_loss":
         return ["lower the learning rate (--matrix_lr) or use --precision=fp32"]
     if cause == "hang":
@@ -126,6 +129,17 @@ def _advice(cause: str, status: int, run: rundir.RunDir, plan: dict[str, Any]) -
             f"go on from the last checkpoint: {next_command(plan, run)}",
         ]
     return [f"the whole output of each rank: {run.ranks}/"]
+
+
+def _smaller_batch(run: rundir.RunDir, plan: dict[str, Any]) -> list[str]:
+    """The next smaller device batch with the same tokens per step."""
+    now, seq, ranks = (plan["batch"][n] for n in ("device_sequences", "seq_len", "world_size"))
+    smaller = [d for d in device_choices(seq, ranks, plan["config"]["total_batch_size"]) if d < now]
+    if not smaller:
+        return [f"device_batch_size is {now} already: try a smaller --max_seq_len or --depth"]
+    total, factor = plan["config"]["total_batch_size"], now / smaller[-1]
+    text = f"device_batch_size is {now}: try {smaller[-1]}, the same {total} tokens per step with {factor:g} × accumulation"
+    return [text, next_command(plan, run, device_batch_size=smaller[-1])]
 
 
 def card(record: dict[str, Any]) -> str:

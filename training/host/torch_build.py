@@ -1,0 +1,30 @@
+"""The installed torch, read from its version.py: importing torch takes seconds, and the plan must not."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """`cuda` is the CUDA version it was built for, None for a CPU build."""
+
+    version: str
+    cuda: str | None
+
+
+def installed() -> TorchBuild | None:
+    """None when there is no torch, or one that does not say."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text()
+    except OSError:
+        return None
+    version = re.search(r"^__version__\s*=\s*['\"](.+?)['\"]", text, re.M)
+    cuda = re.search(r"^cuda\b[^=]*=\s*['\"](.+?)['\"]", text, re.M)
+    return TorchBuild(version.group(1) if version else "-", cuda.group(1) if cuda else None)
