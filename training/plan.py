@@ -40,6 +40,7 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     split = batch.split(size.value, config.max_seq_len, ranks, config.total_batch_size) if size else None
     assert size and split, "request.divides() has checked this"
     estimate = memory.estimate(config.depth, size.value, config.max_seq_len, bf16=bf16, compiled=compiled.value)
+    static_graph = decide.static_graph(config, split.accumulation)
     port, port_check = preflight.port(config.master_port)
     launcher = decide.launcher(config, request.script, ranks)
     chosen = variables.choose(environ, device=device.value, ranks=ranks, local_ranks=local, debug=config.debug)
@@ -64,13 +65,14 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         "precision": precision.record(),
         "compile": compiled.record(),
         "device_batch_size": size.record(),
+        "static_graph": static_graph.record(),
         "batch": asdict(split),
         "memory": estimate.record() | {"free_bytes": room},
         "data": {"name": request.source.name, "files": len(request.source.files), "bytes": request.source.total_bytes},
         "variables": [v.record() for v in chosen],
         "master_port": port,
         "resume": bool(request.resume_from),
-        "notes": request.notes + variables.useless(environ) + _warnings(request, device.value, checks),
+        "notes": request.notes + variables.useless(environ) + _warnings(request, device.value, checks, static_graph),
         "text": [],
     }
     plan["text"] = sentences(plan, split, estimate)
@@ -100,8 +102,10 @@ def _checks(
     return checks + ([shm] if shm else [])
 
 
-def _warnings(request: Request, device: str, checks: list[preflight.Check]) -> list[str]:
+def _warnings(request: Request, device: str, checks: list[preflight.Check], static_graph: decide.Choice) -> list[str]:
     notes = [f"{c.name}: {c.text}" for c in checks if c.status == preflight.WARNING]
+    if request.config.use_static_graph and not static_graph.value:
+        notes.append(f"use_static_graph: {static_graph.reason}")
     if device == "cpu" and request.local_ranks > variables.cpu_count():
         notes.append(f"{request.local_ranks} ranks share {variables.cpu_count()} CPU cores: it works, slowly")
     return notes

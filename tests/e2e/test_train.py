@@ -86,6 +86,16 @@ def test_accumulation_changes_nothing(launch: Launch) -> None:
     assert split.losses == pytest.approx(whole.losses, rel=1e-4)
 
 
+def test_ddp_flags_change_nothing(launch: Launch) -> None:
+    plain = launch("./launch_train.sh", "2", QUICKSTART, precision="fp32", device_batch_size=2).ok()
+    static = launch("./launch_train.sh", "2", QUICKSTART, precision="fp32", device_batch_size=2, use_static_graph=True).ok()
+    assert "static graph is broken with gradient accumulation" in static.output and static.losses == plain.losses
+    whole = launch("./launch_train.sh", "2", QUICKSTART, precision="fp32", use_static_graph=True, debug=True).ok()
+    assert whole.losses == pytest.approx(plain.losses, rel=1e-4) and "TORCH_DISTRIBUTED_DEBUG=INFO" in whole.output
+    unused = launch("./launch_train.sh", "2", QUICKSTART, precision="fp32", device_batch_size=2, find_unused_parameters=True).ok()
+    assert unused.losses == plain.losses
+
+
 def test_bare_python_and_bare_torchrun(launch: Launch) -> None:
     python = launch(sys.executable, "train.py", QUICKSTART).ok()
     assert re.search(r"Backend +none", python.output) and python.summary["status"] == "done"

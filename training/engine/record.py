@@ -20,7 +20,7 @@ from training.config.schema import Config
 
 QUEUE_LENGTH = 10_000
 CLOSE_S = 20.0  # for trackers at the end of the run
-WANDB_INIT_S = 30.0
+WANDB_INIT_S = 10.0
 
 Record = dict[str, Any]
 

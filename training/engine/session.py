@@ -88,7 +88,7 @@ def begin(plan: dict[str, Any], run: rundir.RunDir, world: World, data: Prepared
         batch=batch,
         length=plan_length(config, batch, data),
         raw=raw,
-        model=_wrap(raw, config, world, compiled=plan["compile"]["value"]),
+        model=_wrap(raw, plan, world),
         optimizer=optimizer,
         loader=loader,
         sampler=sampler,
@@ -99,18 +99,18 @@ def begin(plan: dict[str, Any], run: rundir.RunDir, world: World, data: Prepared
     )
 
 
-def _wrap(raw: GPT, config: Config, world: World, *, compiled: bool) -> torch.nn.Module:
+def _wrap(raw: GPT, plan: dict[str, Any], world: World) -> torch.nn.Module:
     model: torch.nn.Module = raw
     if world.world_size > 1:
         model = DistributedDataParallel(
             raw,
             device_ids=[world.device.index] if world.device.type == "cuda" else None,
             **_no_buffer_broadcast(),
-            find_unused_parameters=config.find_unused_parameters,
-            static_graph=config.use_static_graph,
+            find_unused_parameters=plan["config"]["find_unused_parameters"],
+            static_graph=plan["static_graph"]["value"],
             gradient_as_bucket_view=True,
         )
-    return torch.compile(model) if compiled else model
+    return torch.compile(model) if plan["compile"]["value"] else model
 
 
 def _no_buffer_broadcast() -> dict[str, Any]:

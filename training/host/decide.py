@@ -93,6 +93,15 @@ def device_batch(config: Config, ranks: int, room: int | None, *, bf16: bool, co
     return Choice(choices[0], "the smallest that divides; by the estimate even that does not fit")
 
 
+def static_graph(config: Config, accumulation: int) -> Choice:
+    if not config.use_static_graph:
+        return Choice(False, "not asked for")
+    if accumulation > 1:
+        # pytorch#143580, pytorch#187732: it asserts at the first no_sync backward, and would stop exchanging gradients after.
+        return Choice(False, f"torch's static graph is broken with gradient accumulation (here {accumulation} steps): not used")
+    return Choice(True, "as asked")
+
+
 def launcher(config: Config, script: str, ranks: int) -> Choice:
     if script == "train.py":
         return Choice(

@@ -50,7 +50,8 @@ def choose(environ: Mapping[str, str], *, device: str, ranks: int, local_ranks: 
         if home:
             wanted.append(("CUDA_HOME", home, "compiled extensions find CUDA"))
     if debug:
-        wanted.append(("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "--debug: mismatched collectives become errors (slower)"))
+        # Not DETAIL: with gloo it makes every DDP model crash in torch 2.13 (SIGSEGV, with bare torchrun too).
+        wanted.append(("TORCH_DISTRIBUTED_DEBUG", "INFO", "--debug: DDP tells its buckets and unused parameters"))
         wanted.append(("TORCH_CPP_LOG_LEVEL", "INFO", "--debug: torch.distributed tells what it does"))
         if device == "cuda":
             wanted.append(("NCCL_DEBUG", "INFO", "--debug: NCCL tells what it does"))
