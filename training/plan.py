@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from training import console, rundir
-from training.config import batch
+from training.config import batch, flags
+from training.config.help import option_lines
 from training.errors import Exit, UserError
 from training.host import decide, gpus, memory, preflight, torch_build, variables
 from training.request import ROOT, Request, read
@@ -87,13 +88,13 @@ def _checks(
     room: int | None,
     estimate: memory.Estimate,
 ) -> list[preflight.Check]:
-    config, origins, command = request.config, request.origins, request.command()
+    config, origins = request.config, request.origins
     # A checkpoint holds weights and AdamW state in fp32; one more is on the disk while a new one is written.
     checkpoints = 12 * memory.parameters(config.depth) * (config.keep_checkpoints + 1)
     checks = (
-        [*preflight.gpus(machine, request.local_ranks, estimate, command), *preflight.torch_fits(machine, torch, command)]
+        [*preflight.gpus(machine, estimate, request), *preflight.torch_fits(machine, torch, request)]
         if device == "cuda"
-        else [preflight.host_memory(room, request.local_ranks, estimate, command)]
+        else [preflight.host_memory(room, estimate, request)]
     )
     checks.append(preflight.folder("run", request.experiments, "out_dir", checkpoints + (64 << 20), origins["out_dir"]))
     checks.append(preflight.folder("log", request.logs, "log_dir", 1 << 20, origins["log_dir"]))
@@ -126,7 +127,7 @@ def sentences(plan: Plan, split: batch.Batch, estimate: memory.Estimate) -> list
         f"{plan['data']['files']} files, {plan['data']['bytes'] / 1e6:.1f} MB",
         f"memory, estimated: {estimate.sentence()}" + (f"; the original authors promise {promise} of 32 GB" if promise else ""),
     ]
-    if plan["config"]["device_batch_size"] != split.device_sequences or "auto" in plan["device_batch_size"]["reason"]:
+    if plan["device_batch_size"]["reason"] != "as asked":
         lines.append(f"device_batch_size {split.device_sequences}: {plan['device_batch_size']['reason']}")
     return lines
 
@@ -215,6 +216,9 @@ def make(
 
 
 def main() -> int:
+    if flags.parse(sys.argv[2:]).on("help"):  # --help=true; the scripts answer --help themselves
+        print("\n".join(option_lines()))
+        return 0
     try:
         request, plan, checks = make(sys.argv[1], sys.argv[2:], os.environ)
         if request.dry_run:

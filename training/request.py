@@ -3,6 +3,7 @@ so that a typing error is answered before anything is installed (`python -m trai
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import sys
@@ -46,6 +47,24 @@ class Request:
     def command(self, **changes: Any) -> str:
         return command(self.script, self.args, **changes)
 
+    def command_with(self, ranks: int) -> str:
+        """The same with so many ranks."""
+        args = list(self.args)
+        if self.script == "launch_train.sh":
+            del args[next(i for i in range(len(args)) if flags.parse(args[: i + 1]).positional)]
+        changes: dict[str, Any] = {}
+        device, seq, total = self.config.device_batch_size, self.config.max_seq_len, self.config.total_batch_size
+        size = 1 if isinstance(device, str) else device
+        if not batch.split(size, seq, ranks, total):
+            changes = dict(batch.repairs(size, seq, ranks, total)[:1])
+        return command("launch_train.sh", [str(ranks), *args], **changes)
+
+    def smaller(self) -> list[str]:
+        """Commands for the same run with less memory."""
+        auto = self.config.device_batch_size == "auto"
+        out = [] if auto else [self.command(device_batch_size="auto")]
+        return out + ([self.command(depth=self.config.depth // 2)] if self.config.depth > 1 else [])
+
 
 def command(script: str, args: list[str], **changes: Any) -> str:
     """The user's own command with these flags changed, to paste into a shell."""
@@ -75,7 +94,7 @@ def read(script: str, args: list[str], environ: Mapping[str, str], ranks: int | 
         ranks = SCRIPTS[script]
     if ranks is None:
         ranks = _number_of_ranks(positional, problems)
-    config_file = _config_file(script, line, positional, problems)
+    config_file = _config_file(script, line, positional, problems, environ)
     values, file_problems = files.load(config_file) if config_file else ({}, [])
     problems += file_problems
 
@@ -91,8 +110,10 @@ def read(script: str, args: list[str], environ: Mapping[str, str], ranks: int | 
         if changed:
             notes.append(f"resumed run wins over {config_file}: {', '.join(f'{n} stays {resumed[n][0]}' for n in changed)}")
 
-    bad = {name for name in FIELDS for p in resolved.problems if p.what.startswith(f"{name} ")}
-    if not bad & {"device_batch_size", "total_batch_size", "max_seq_len"} and ranks:
+    sizes = ("device_batch_size", "total_batch_size", "max_seq_len")
+    unread = bool(file_problems and not values) or any(f": {n}: " in p.what for n in sizes for p in file_problems)
+    bad = {name for name in sizes for p in resolved.problems if p.what.startswith(f"{name} ")}
+    if not bad and not unread and ranks:
         problems += divides(config, origins, ranks, script, args)
     source, problem = corpus.find(config.data, origins["data"])
     if problem:
@@ -125,28 +146,31 @@ def _number_of_ranks(positional: list[str], problems: list[Problem]) -> int:
         problems.append(Problem("the number of processes is missing", allowed, fixes))
         return 0
     word = positional.pop(0)
-    if not word.isdecimal() or not 1 <= int(word) <= MAX_RANKS:
+    if not word.isdecimal() or len(word) > 9 or not 1 <= int(word) <= MAX_RANKS:
         problems.append(Problem(f"the number of processes is {word!r} (first argument)", allowed, fixes))
         return 0
     return int(word)
 
 
-def _config_file(script: str, line: flags.CommandLine, positional: list[str], problems: list[Problem]) -> Path | None:
+def _config_file(
+    script: str, line: flags.CommandLine, positional: list[str], problems: list[Problem], environ: Mapping[str, str]
+) -> Path | None:
     given = [line.flags["config"][0]] if "config" in line.flags else []
     given += positional
     if not given:
-        if script == "train_dual_gpu.sh" and not line.problems and "resume" not in line.flags:
+        resumes = "resume" in line.flags or environ.get(f"{resolve.PREFIX}RESUME")
+        if script == "train_dual_gpu.sh" and not resumes:
             names = sorted(p.stem for p in (ROOT / "configs/dual_gpu").glob("[a-z]*.py"))
             problems.append(Problem("no config given", f"a config file; ready ones: {', '.join(names)}", [f"./{script} {QUICKSTART}"]))
         return None
     for extra in given[1:]:
         problems.append(Problem(f"{extra!r} is one argument too many: the config is {given[0]!r}", "one config file"))
-    return Path(given[0])
+    return Path(os.path.expanduser(given[0]))  # noqa: PTH111 – Path.expanduser raises for an unknown user
 
 
 def _folder(name: str, resolved: resolve.Resolved) -> Path:
     """Default folders stand in the project, wherever it is started from; a folder that the user names, where he is."""
-    value = Path(getattr(resolved.config, name)).expanduser()
+    value = Path(os.path.expanduser(getattr(resolved.config, name)))  # noqa: PTH111 – Path.expanduser raises for an unknown user
     return ROOT / value if resolved.origins[name] == "default" else value.absolute()
 
 
@@ -159,11 +183,11 @@ def _resumed(first: resolve.Resolved, experiments: Path, problems: list[Problem]
             problems.append(Problem(f"resume is 'latest' ({origin}), but there is no run in {experiments}", "a run directory"))
             return {}, None
     else:
-        run = rundir.RunDir(next((p for p in (Path(wanted), experiments / wanted) if p.is_dir()), Path(wanted)).absolute())
+        run = rundir.RunDir(next((p for p in (Path(wanted), experiments / wanted) if os.path.isdir(p)), Path(wanted)).absolute())
     plan = rundir.read_json(run.plan)
-    if plan is None:
+    if plan is None or not isinstance(plan.get("config"), dict):
         names = sorted(p.parent.name for p in experiments.glob("*/plan.json"))[-3:]
-        fixes = [f"--resume={n}" for n in reversed(names)]
+        fixes = [f"--resume={shlex.quote(n)}" for n in reversed(names)]
         problems.append(Problem(f"resume is {wanted!r} ({origin}): no run there", "a run directory, a run's name, or latest", fixes))
         return {}, None
     origin = f"resumed run {run.name}"
@@ -195,10 +219,12 @@ def _run_name(config: Config, origins: Mapping[str, str], experiments: Path, res
     if not name or resume_from:
         return []
     said = f"run_name is {name!r} ({origins['run_name']})"
-    if not all(c.isalnum() or c in "._-" for c in name) or name.startswith((".", "-")) or len(name) > 128:
+    if not all(c.isalnum() or c in "._-" for c in name) or name.startswith((".", "-")) or len(os.fsencode(name)) > 128:
         return [Problem(said, f"{NAME_CHARACTERS}, at most 128")]
     if (experiments / name).exists():
-        return [Problem(f"{said}, but {experiments / name} is there already", "a new name", [f"--resume={name}", f"--run_name={name}_2"])]
+        free = next(f"{name[:100]}_{n}" for n in itertools.count(2) if not (experiments / f"{name[:100]}_{n}").exists())
+        fixes = [f"--resume={name}"] if rundir.read_json(rundir.RunDir(experiments / name).plan) else []
+        return [Problem(f"{said}, but {experiments / name} is there already", "a new name", [*fixes, f"--run_name={free}"])]
     return []
 
 

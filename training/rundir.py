@@ -78,7 +78,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+    write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -91,7 +91,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def append_json(path: Path, record: dict[str, Any]) -> None:
-    line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
+    line = (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(handle, line)

@@ -129,13 +129,46 @@ def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def fake_torch(folder: Path, cuda: str | None = "13.0") -> Path:
+    """A folder with a `torch` that is only looked at: `cuda` is the CUDA that it says it was built for."""
+    package = folder / f"torch for {cuda}" / "torch"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").write_text("raise ImportError('only looked at')\n")
+    (package / "version.py").write_text(f"__version__ = '2.99.0'\ncuda: Optional[str] = {cuda!r}\nhip: Optional[str] = None\n")
+    return package.parent
+
+
 @pytest.fixture
 def nvidia(fake_driver: Path) -> Callable[..., dict[str, Any]]:
-    """Environment of a machine with a fake NVIDIA driver: nvidia(COUNT=2, FREE_GIB='31,5', CUDA_VISIBLE_DEVICES='0')."""
+    """Environment of a machine with a fake NVIDIA driver and a torch for it: nvidia(COUNT=2, FREE_GIB='31,5',
+    CUDA_VISIBLE_DEVICES='0', torch='12.8')."""
 
-    def environment(**values: object) -> dict[str, Any]:
+    def environment(torch: str | None = "13.0", **values: object) -> dict[str, Any]:
         real = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}
         named = {(k if k in real else f"FAKE_NVML_{k}"): str(v) for k, v in values.items()}
-        return {"LD_LIBRARY_PATH": str(fake_driver), **named}
+        path = f"{fake_torch(fake_driver, torch)}:{ROOT}"
+        return {"LD_LIBRARY_PATH": str(fake_driver), "PYTHONPATH": path, **named}
 
     return environment
+
+
+@pytest.fixture
+def on_small_disk(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run Python with a file system of its own at `tmp_path/disk`: root may write to any folder that is only read-only by mode."""
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no private mount namespace here (unshare -m)")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def run(*args: str, options: str, before: str = "true") -> subprocess.CompletedProcess[str]:
+        script = f'mount -t tmpfs -o {options} none "$1" && cd "$1" && {before} && shift && exec "$@"'
+        return subprocess.run(
+            ["unshare", "-m", "bash", "-c", script, "bash", str(disk), sys.executable, *args],
+            capture_output=True,
+            text=True,
+            env=clean_environment(),
+            timeout=60,
+            check=False,
+        )
+
+    return run

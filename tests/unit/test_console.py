@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import re
 import sys
@@ -17,16 +18,11 @@ LINE = r"\[{level}\] \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d {text}\n"
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh() -> Iterator[None]:
     """Each test starts without a log file."""
-    monkeypatch.setattr(console, "_log", None)
-    monkeypatch.setattr(console, "_log_failed", False)
+    importlib.reload(console)
     yield
-    if console._log:
-        try:
-            console._log.close()
-        except OSError:  # /dev/full: what is still buffered can not be written
-            pass
+    importlib.reload(console)
 
 
 class Terminal(io.StringIO):
@@ -92,7 +88,7 @@ def test_a_full_disk_is_said_once_and_stops_nothing(capsys: pytest.CaptureFixtur
     for n in range(3):
         console.info(f"message {n}")
     err = capsys.readouterr().err
-    assert err.count("can not be written any more: [Errno 28]") == 1
+    assert err.count("can not be written any more") == 1
     assert [f"message {n}\n" in err for n in range(3)] == [True] * 3
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from tests.unit.conftest import ROOT
-from training.errors import EXIT_MEANING, Exit, Problem, UserError
+from training.errors import EXIT_MEANING, RANK_DISK_FULL, RANK_FAILED, Exit, Problem, UserError
 
 
 def test_the_exit_codes_are_fixed() -> None:
@@ -19,6 +19,9 @@ def test_the_exit_codes_are_fixed() -> None:
         "INTERRUPTED": 130,
     }
     assert set(EXIT_MEANING) == set(Exit)
+    # A rank's own statuses: no exit code of ours.
+    assert (RANK_FAILED, RANK_DISK_FULL) == (1, 74)
+    assert not {RANK_FAILED, RANK_DISK_FULL} & set(Exit)
     assert all(EXIT_MEANING.values())
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -111,10 +112,20 @@ def test_it_tells_where_a_killed_rank_was(tmp_path: Path) -> None:
     assert (str(beat), beat.pid) == ("step 5: reduce", process.pid)
 
 
+def test_a_full_disk_is_an_error_and_no_bus_error(on_small_disk: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    code = (
+        "from pathlib import Path; from training.heartbeat import Heartbeat\n"
+        "try: Heartbeat(Path('rank0.bin'), 0).beat('forward')\n"
+        "except OSError as error: print(error.strerror)"
+    )
+    done = on_small_disk("-c", code, options="size=1m", before="{ head -c 2097152 /dev/zero >filler; true; } 2>/dev/null")
+    assert (done.returncode, done.stdout) == (0, "No space left on device\n"), done.stderr
+
+
 def test_without_a_run_directory_beats_go_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(heartbeat.current, heartbeat.NoHeartbeat)
+    monkeypatch.setattr(heartbeat, "current", heartbeat.NoHeartbeat())
     heartbeat.current.beat("anything")
-    monkeypatch.setattr(heartbeat, "current", heartbeat.current)
+    assert list(tmp_path.iterdir()) == []
     heartbeat.start(tmp_path / "rank0.bin", 0)
     heartbeat.current.beat("meeting the other ranks")
     assert str(heartbeat.read(tmp_path / "rank0.bin")) == "meeting the other ranks"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import operator
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ OPERATORS: dict[type[ast.operator], Any] = {
     ast.FloorDiv: operator.floordiv,
     ast.Div: operator.truediv,
 }
+MAX_BITS = 128
 Values = dict[str, tuple[Any, str]]  # name → (value, origin 'file:line')
 
 
@@ -30,15 +32,16 @@ def load(path: Path) -> tuple[Values, list[Problem]]:
     """The assignments of a config file with their origins, and everything wrong with the file."""
     examples = [str(p) for p in sorted(Path("configs/dual_gpu").glob("[a-z]*.py"))]
     hint = [f"one of {', '.join(examples)}"] if examples else []
-    if path.is_dir():
+    # os.path and not Path: a name that no file system takes is no crash.
+    if os.path.isdir(path):
         inside = [str(p) for p in sorted(path.glob("[a-z]*.py"))[:4]]
         return {}, [Problem(f"config {path} is a directory", "a .py or .json file", [f"one of {', '.join(inside)}"] if inside else hint)]
-    if not path.exists():
+    if not os.path.exists(path):
         return {}, [Problem(f"config {path} does not exist", "a .py or .json file", hint)]
     if path.suffix not in (".py", ".json"):
         return {}, [Problem(f"config {path} is neither .py nor .json", "a .py or .json file", hint)]
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         return {}, [Problem(f"config {path} can not be read: {error}", "a readable UTF-8 file")]
     return (load_python if path.suffix == ".py" else load_json)(text, str(path))
@@ -66,7 +69,7 @@ def load_python(text: str, name: str) -> tuple[Values, list[Problem]]:
             continue
         try:
             values[targets[0].id] = (_evaluate(value_node, values), where)
-        except NotPlain as error:
+        except (NotPlain, RecursionError) as error:
             problems.append(
                 Problem(f"{where}: {targets[0].id}: {error}", "numbers, text, True, False, + - * / // and names assigned above")
             )
@@ -88,9 +91,12 @@ def _evaluate(node: ast.expr, known: Values) -> Any:
             if isinstance(side, bool) or not isinstance(side, (int, float)):
                 raise NotPlain(f"arithmetic with {side!r}")
         try:
-            return OPERATORS[type(node.op)](left, right)
+            value = OPERATORS[type(node.op)](left, right)
         except (ArithmeticError, ValueError) as error:
             raise NotPlain(str(error)) from None
+        if isinstance(value, int) and value.bit_length() > MAX_BITS:  # squared line after line it would fill the memory
+            raise NotPlain("the number is too large")
+        return value
     raise NotPlain("not a plain value")
 
 
@@ -109,8 +115,9 @@ def load_json(text: str, name: str) -> tuple[Values, list[Problem]]:
         value = json.loads(text, object_pairs_hook=pairs)
     except json.JSONDecodeError as error:
         return {}, [Problem(f"{name}:{error.lineno}:{error.colno}: {error.msg}", 'one object such as {"depth": 12}')]
-    except RecursionError:
-        return {}, [Problem(f"{name}: nested too deep", 'one flat object such as {"depth": 12}')]
+    except (RecursionError, ValueError) as error:  # ValueError: a number with more than 4300 digits
+        why = "nested too deep" if isinstance(error, RecursionError) else error
+        return {}, [Problem(f"{name}: {why}", 'one flat object such as {"depth": 12}')]
     if not isinstance(value, dict):
         return {}, [Problem(f"{name}: holds a {type(value).__name__}", 'one object such as {"depth": 12}')]
     problems = [Problem(f"{name}: {key!r} is given twice", "each key once") for key in duplicates]

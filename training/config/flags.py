@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 
 from training.config.schema import FIELDS, kind
@@ -54,7 +55,7 @@ def parse(argv: list[str]) -> CommandLine:
             name, equals, text = name[3:], "=", "false"
         if name not in known:
             near = suggest(name, known)
-            fixes = [f"--{n}{equals}{text}" for n in near] or ["--help lists every flag"]
+            fixes = [f"--{n}{equals}{shlex.quote(text) if equals else ''}" for n in near] or ["--help lists every flag"]
             line.problems.append(Problem(f"--{typed} is not a known flag", "", fixes))
             if not equals and rest and not rest[0].startswith("--") and "." not in rest[0]:
                 rest.pop(0)  # its value, which is no config path
@@ -62,7 +63,8 @@ def parse(argv: list[str]) -> CommandLine:
         is_switch = name in ("dry_run", "help") or (name in FIELDS and kind(name) == "bool")
         if not equals:
             if is_switch:
-                text = rest.pop(0) if rest and rest[0].lower() in WORDS else "true"
+                # Not 0 and 1: in `./launch_train.sh --dry_run 1 CONFIG` that is the number of processes.
+                text = rest.pop(0) if rest and rest[0].lower() in WORDS and not rest[0].isdigit() else "true"
             elif rest and not rest[0].startswith("--"):
                 text = rest.pop(0)
             else:

@@ -40,8 +40,8 @@ def resolve(line: CommandLine, file: Values, environ: Mapping[str, str], resumed
             continue
         raw, origin, is_text = found
         value, problem = convert(name, raw, is_text)
-        if problem:
-            problems.append(Problem(f"{name} is {raw!r} ({origin}){problem}", describe(name)))
+        if problem is not None:
+            problems.append(Problem(f"{name} is {shown(raw)} ({origin}){problem}", describe(name)))
         else:
             values[name], origins[name] = value, origin
     config = Config(**values)
@@ -90,32 +90,49 @@ def _unknown_variables(environ: Mapping[str, str]) -> list[Problem]:
     return out
 
 
-def convert(name: str, raw: Any, is_text: bool) -> tuple[Any, str]:
-    """(typed value, '') or (None, what is wrong): text from flags is parsed, values from files must have the type."""
+def shown(raw: Any) -> str:
+    """A value for a message: never longer than a line, and numbers that Python does not print."""
+    try:
+        text = repr(raw)
+    except ValueError:
+        return "a number with more than 4300 digits"
+    return text if len(text) <= 200 else text[:197] + "…"
+
+
+def convert(name: str, raw: Any, is_text: bool) -> tuple[Any, str | None]:
+    """(typed value, None) or (None, what is wrong beside the value itself): text from flags is parsed, values from files must
+    have the type."""
     meta, wanted = FIELDS[name].metadata, kind(name)
     if meta["auto"] and raw == "auto":
-        return raw, ""
+        return raw, None
     value: Any = raw
     if meta["choices"]:
         # `compile = True` and `TORCH_COMPILE=1` mean the same.
         value = str(int(raw)) if isinstance(raw, (bool, int)) else raw
-        return (value, "") if value in meta["choices"] else (None, "")
+        return (value, None) if value in meta["choices"] else (None, "")
     if is_text:
         try:
             value = PARSERS[wanted](raw)
         except ValueError:
             return None, ""
     elif wanted == "float" and isinstance(raw, int) and not isinstance(raw, bool):
-        value = float(raw)
+        try:
+            value = float(raw)
+        except OverflowError:
+            return None, ", too large"
     elif type(raw).__name__ != wanted:
         return None, f", a {type(raw).__name__}"
-    if wanted == "float" and math.isnan(value):
+    if wanted == "float" and not math.isfinite(value):
+        return None, ""
+    if wanted == "str" and "\0" in value:
+        return None, ", with a null character"
+    if meta["unit"] == "path" and not value and FIELDS[name].default:
         return None, ""
     if meta["low"] is not None and value < meta["low"]:
         return None, ", too small"
     if meta["high"] is not None and value > meta["high"]:
         return None, ", too large"
-    return value, ""
+    return value, None
 
 
 def _boolean(text: str) -> bool:

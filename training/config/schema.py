@@ -51,10 +51,16 @@ class Config:
     max_seq_len: int = option(1536, "model", "context length", unit="tokens per sequence", low=8, high=1 << 20)
 
     device_batch_size: int | str = option(
-        8, "batch", "micro-batch of one rank; auto: the largest that divides and fits", unit="sequences per rank", low=1, auto=True
+        8,
+        "batch",
+        "micro-batch of one rank; auto: the largest that divides and fits",
+        unit="sequences per rank",
+        low=1,
+        high=1 << 20,
+        auto=True,
     )
     total_batch_size: int = option(
-        24576, "batch", "batch of one optimizer step, reached by gradient accumulation", unit="tokens, all ranks", low=1
+        24576, "batch", "batch of one optimizer step, reached by gradient accumulation", unit="tokens, all ranks", low=1, high=1 << 40
     )
 
     num_iterations: int = option(0, "duration", "stop after this many optimizer steps; 0: by epochs", unit="steps", low=0)

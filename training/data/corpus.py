@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,14 +29,15 @@ def find(data: str, origin: str = "") -> tuple[Source | None, Problem | None]:
     """The source behind a `data` value, or what is wrong with it; `origin` tells where the value came from."""
     if data == STDLIB:
         return _stdlib()
-    path = Path(data).expanduser()
+    path = Path(os.path.expanduser(data))  # noqa: PTH111 – Path.expanduser raises for an unknown user
     said = f"data is {data!r}" + (f" ({origin})" if origin else "")
     allowed = "a .txt or .jsonl file, a folder of them, or stdlib"
     fixes = ["--data=stdlib"]
-    if not path.exists():
+    if not os.path.exists(path):
         return None, Problem(f"{said}: no such file or folder", allowed, fixes)
     if path.is_dir():
-        files = _walk(path, SUFFIXES, set())
+        # A named pipe would be waited for; a link to nowhere is told below.
+        files = [f for f in _walk(path, SUFFIXES, set()) if f.is_file() or not f.exists()]
         if not files:
             return None, Problem(f"{said}: no {' or '.join(SUFFIXES)} file in this folder", allowed, fixes)
     elif path.suffix in SUFFIXES and path.is_file():
@@ -48,7 +50,8 @@ def find(data: str, origin: str = "") -> tuple[Source | None, Problem | None]:
             with file.open("rb"):
                 total += file.stat().st_size
         except OSError as error:
-            return None, Problem(f"{said}: {file} can not be read: {error.strerror}", "a readable file", [f"chmod u+r {file}"])
+            mode = [f"chmod u+r {shlex.quote(str(file))}"] if isinstance(error, PermissionError) else []
+            return None, Problem(f"{said}: {file} can not be read: {error.strerror}", "a readable file", mode)
     if total == 0:
         return None, Problem(f"{said}: empty", "some text", fixes)
     return Source(path.resolve().stem or "data", tuple(files), total), None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from training.config.batch import Batch
-from training.config.schema import Config
+from training.config.schema import FIELDS, Config
 from training.data.prepare import Prepared
 from training.errors import Problem, UserError
 
@@ -29,8 +29,9 @@ def plan_length(config: Config, batch: Batch, data: Prepared) -> Length:
     if not steps:
         needed = batch.total_tokens + 1
         what = f"data {data.name} has {data.train_tokens} training tokens; one step needs {needed} ({batch.sentence()})"
-        smaller = max(1, data.train_tokens // batch.world_size // 8)
-        fixes = [f"--max_seq_len={min(batch.seq_len, smaller)} --device_batch_size=1 --total_batch_size={min(batch.seq_len, smaller) * batch.world_size}"]
+        seq = min(batch.seq_len, data.train_tokens // batch.world_size // 8)
+        flags = f"--max_seq_len={seq} --device_batch_size=1 --total_batch_size={seq * batch.world_size}"
+        fixes = [flags] if seq >= FIELDS["max_seq_len"].metadata["low"] else []
         raise UserError(Problem(what, "more text, or a smaller total_batch_size", fixes))
     limits = [config.num_iterations] if config.num_iterations else []
     if config.num_epochs or not limits:

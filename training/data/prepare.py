@@ -10,8 +10,8 @@ import fcntl
 import hashlib
 import json
 import os
+import shlex
 import shutil
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -64,7 +64,8 @@ def ensure(source: Source, text_field: str, cache: Path, progress: Callable[[int
 
     Raises UserError for text that can not be used, OSError for a full disk.
     """
-    folder = cache / f"{source.name}-{fingerprint(source, text_field)}"
+    short = os.fsdecode(os.fsencode(source.name)[:100])  # room for the rest within the 255 bytes of a file name
+    folder = cache / f"{short}-{fingerprint(source, text_field)}"
     found = _existing(folder)
     if found:
         return found
@@ -74,11 +75,12 @@ def ensure(source: Source, text_field: str, cache: Path, progress: Callable[[int
         found = _existing(folder)
         if found:
             return found
-        work = Path(tempfile.mkdtemp(dir=cache, prefix=f".{folder.name}."))
+        work = cache / f".{folder.name}.work"  # always the same: what a killed one left is removed
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
         try:
             _write(source, text_field, work, folder, progress)
             shutil.rmtree(folder, ignore_errors=True)  # a damaged one
-            os.chmod(work, 0o755)
             work.rename(folder)
         finally:
             shutil.rmtree(work, ignore_errors=True)
@@ -138,11 +140,11 @@ def _documents(source: Source, text_field: str) -> Iterator[tuple[bytes, int]]:
 def _record_text(file: Path, number: int, line: bytes, text_field: str) -> bytes:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(Problem(f"{file}:{number}: not JSON: {error}", "one JSON object a line")) from None
     if not isinstance(record, dict) or not isinstance(record.get(text_field), str):
         keys = [k for k, v in record.items() if isinstance(v, str)] if isinstance(record, dict) else []
-        fixes = [f"--text_field={k}" for k in keys[:3]]
+        fixes = [f"--text_field={shlex.quote(k)}" for k in keys[:3]]
         raise UserError(Problem(f"{file}:{number}: no text under {text_field!r}", "a JSON object with the text in it", fixes))
     return str(record[text_field]).encode("utf-8", "replace")
 

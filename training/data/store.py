@@ -13,7 +13,7 @@ from training.config.batch import Batch
 from training.config.schema import Config
 from training.data import corpus, length
 from training.data.prepare import Prepared, ensure
-from training.errors import Exit, UserError
+from training.errors import Exit, Problem, UserError
 from training.request import ROOT
 
 CACHE = ROOT / "data"
@@ -30,6 +30,10 @@ def prepare(run: rundir.RunDir, plan: dict[str, Any], cache: Path = CACHE) -> Pr
             raise UserError(problem)
         data = ensure(source, config.text_field, cache, _Shown(source.name))
         steps = length.plan_length(config, batch, data)
+    except OSError as error:
+        rundir.write_json(run.data, {"failed": int(Exit.RESOURCES)})
+        what = f"the prepared data can not be written to {cache}: {error.strerror}"
+        raise UserError(Problem(what, "a folder with room that may be written"), Exit.RESOURCES) from None
     except UserError as error:
         rundir.write_json(run.data, {"failed": int(error.code)})
         raise

@@ -119,12 +119,17 @@ def _read(pynvml: Any, index: int) -> Gpu | None:
     )
 
 
+def one_line(text: str) -> str:
+    """A stranger's command line for a message: a line break or an escape in it must not act on the reader's terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
 def _process(pid: int, used: int | None) -> GpuProcess:
     import psutil
 
     try:
         process = psutil.Process(pid)
         words = process.cmdline() or [process.name()]
-        return GpuProcess(pid, used, process.username(), " ".join(words)[:80])
+        return GpuProcess(pid, used, process.username(), one_line(" ".join(words))[:80])
     except (psutil.Error, OSError):  # a pid of the host seen from a container, or gone meanwhile
         return GpuProcess(pid, used)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 
+from training.host.gpus import one_line
+
 TRIES = 10
 
 
@@ -37,7 +39,7 @@ def owner(port: int) -> str:
                 return "a process of another user"
             try:
                 process = psutil.Process(c.pid)
-                return f"pid {c.pid} ({process.username()}): {' '.join(process.cmdline())[:80]}"
+                return f"pid {c.pid} ({process.username()}): {one_line(' '.join(process.cmdline()))[:80]}"
             except psutil.Error:
                 return f"pid {c.pid}"
     return "an unknown process"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import socket
 import sys
@@ -17,6 +18,7 @@ from training.errors import Problem
 from training.host import memory, ports
 from training.host.gpus import Gpu, Machine
 from training.host.torch_build import TorchBuild
+from training.request import Request
 
 RECOMMENDED_GPU_BYTES = 20 * 10**9  # what the original configs were made for
 OK, WARNING, ERROR = "ok", "warning", "error"
@@ -38,20 +40,20 @@ class Check:
         return Problem(self.text, "", self.fixes)
 
 
-def gpus(machine: Machine, ranks: int, estimate: memory.Estimate, command: str) -> Iterable[Check]:
+def gpus(machine: Machine, estimate: memory.Estimate, request: Request) -> Iterable[Check]:
     """Enough GPUs, each with room for the estimate, and who is on them."""
-    have = len(machine.gpus)
+    have, ranks = len(machine.gpus), request.local_ranks
     if have < ranks:
-        fixes = [f"./launch_train.sh {have} …   (all flags as before)"] if have else []
-        fixes += [f"{command} --device=cpu", "./train_dual_gpu.sh configs/dual_gpu/quickstart.py   (two ranks on any machine)"]
+        fixes = [request.command_with(have)] if have else []
+        fixes += [request.command(device="cpu"), "./train_dual_gpu.sh configs/dual_gpu/quickstart.py   # two ranks on any machine"]
         yield Check("GPUs", ERROR, f"{ranks} GPUs are needed, {have} visible: {machine.reason}", fixes)
         return
     yield Check("GPUs", OK, f"{have} visible, {ranks} used; driver {machine.driver or '-'}, CUDA up to {machine.cuda or '-'}")
     for gpu in machine.gpus[:ranks]:
-        yield from _gpu(gpu, estimate, command)
+        yield from _gpu(gpu, estimate, request)
 
 
-def _gpu(gpu: Gpu, estimate: memory.Estimate, command: str) -> Iterable[Check]:
+def _gpu(gpu: Gpu, estimate: memory.Estimate, request: Request) -> Iterable[Check]:
     name = f"GPU {gpu.index}"
     shown = f"{gpu.name}, {memory.gib(gpu.free_bytes)} free of {memory.gib(gpu.total_bytes)}"
     strangers = [
@@ -63,7 +65,7 @@ def _gpu(gpu: Gpu, estimate: memory.Estimate, command: str) -> Iterable[Check]:
     if gpu.free_bytes is None:
         yield Check(name, WARNING, f"{shown}: the driver does not tell the free memory{occupied}")
     elif gpu.free_bytes < estimate.needed:
-        fixes = [f"{command} --device_batch_size=auto", *(f"kill {p.pid}   # if it is yours: {p.command[:40]}" for p in gpu.processes)]
+        fixes = [*request.smaller(), *(f"kill {p.pid}   # if it is yours: {p.command[:40]}" for p in gpu.processes)]
         yield Check(name, ERROR, f"{shown}: this run needs {memory.gib(estimate.needed)}{occupied}", fixes)
     elif gpu.free_bytes < estimate.tight:
         yield Check(name, WARNING, f"{shown}: tight, the run may need {memory.gib(estimate.tight)}{occupied}")
@@ -74,13 +76,13 @@ def _gpu(gpu: Gpu, estimate: memory.Estimate, command: str) -> Iterable[Check]:
         yield Check(name, OK, shown + ("; 20 GB or more are recommended for the dual-GPU configs" if small else ""))
 
 
-def torch_fits(machine: Machine, torch: TorchBuild | None, command: str) -> Iterable[Check]:
+def torch_fits(machine: Machine, torch: TorchBuild | None, request: Request) -> Iterable[Check]:
     """The installed torch can use these GPUs: built for CUDA, and not for a newer one than the driver runs."""
     if torch is None:
         return
     name = f"torch {torch.version}"
     if torch.cuda is None:
-        fixes = [f"{command} --device=cpu", "install a CUDA build of torch, or point TORCH_LOCAL_PATH to one"]
+        fixes = [request.command(device="cpu"), "install a CUDA build of torch, or point TORCH_LOCAL_PATH to one"]
         yield Check("torch", ERROR, f"{name} is built for the CPU only: it can not use a GPU", fixes)
     elif machine.cuda and int(machine.cuda.split(".")[0]) < int(torch.cuda.split(".")[0]):
         text = f"{name} is built for CUDA {torch.cuda}; driver {machine.driver} runs CUDA up to {machine.cuda}"
@@ -102,22 +104,29 @@ def not_running(run: rundir.RunDir) -> list[Check]:
             return []  # the number belongs to another process by now
     except psutil.Error:
         return []
-    return [Check("run", ERROR, f"{run.name} is still running (pid {pid})", [f"./monitor_training.sh --run={run.path}", f"kill {pid}"])]
+    return [
+        Check(
+            "run",
+            ERROR,
+            f"{run.name} is still running (pid {pid})",
+            [f"./monitor_training.sh --run={shlex.quote(str(run.path))}", f"kill {pid}"],
+        )
+    ]
 
 
-def host_memory(room: int | None, ranks: int, estimate: memory.Estimate, command: str) -> Check:
+def host_memory(room: int | None, estimate: memory.Estimate, request: Request) -> Check:
     """Training on the CPU: the ranks live in host memory."""
+    ranks = request.local_ranks
     shown = f"{memory.gib(room)} free for each of {ranks} ranks" if ranks > 1 else f"{memory.gib(room)} free"
     if room is not None and room < estimate.needed:
-        fixes = [f"{command} --device_batch_size=auto", f"{command} --depth=4"]
-        return Check("host memory", ERROR, f"{shown}: this run needs {memory.gib(estimate.needed)} per rank", fixes)
+        return Check("host memory", ERROR, f"{shown}: this run needs {memory.gib(estimate.needed)} per rank", request.smaller())
     return Check("host memory", OK, f"{shown}, {memory.gib(estimate.needed)} needed")
 
 
 def folder(name: str, path: Path, flag: str, needed: int, origin: str) -> Check:
     """The folder (or the nearest parent that is there) takes files, and the disk has room. Leaves nothing behind."""
     there = path
-    while not there.exists() and there != there.parent:
+    while not os.path.lexists(there) and there != there.parent:
         there = there.parent
     shown = f"{name} folder {path} ({origin})"
     fixes = [f"--{flag}=/another/folder"]

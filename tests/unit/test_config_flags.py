@@ -1,0 +1,156 @@
+"""Every way to write a flag, and the names that are none."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.conftest import only
+from training.config.flags import CommandLine, parse
+from training.config.resolve import resolve
+
+
+def good(*argv: str) -> CommandLine:
+    line = parse(list(argv))
+    assert line.problems == []
+    return line
+
+
+def texts(*argv: str) -> dict[str, str]:
+    return {name: text for name, (text, _) in good(*argv).flags.items()}
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--max_seq_len=64"],
+        ["--max-seq-len=64"],
+        ["--max_seq_len", "64"],
+        ["--max-seq-len", "64"],
+        ["--max-seq_len", "64"],
+    ],
+)
+def test_ways_to_give_a_value(argv: list[str]) -> None:
+    line = good(*argv)
+    assert {n: t for n, (t, _) in line.flags.items()} == {"max_seq_len": "64"}
+    assert line.flags["max_seq_len"][1] == argv[0].partition("=")[0]
+    assert line.positional == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["--persistent_workers"], "true"),
+        (["--persistent-workers"], "true"),
+        (["--no-persistent-workers"], "false"),
+        (["--no_persistent_workers"], "false"),
+        (["--no-persistent_workers"], "false"),
+        (["--persistent_workers=false"], "false"),
+        (["--persistent-workers=1"], "1"),
+        (["--persistent_workers", "off"], "off"),
+        (["--persistent_workers", "--depth=2"], "true"),
+    ],
+)
+def test_ways_to_switch(argv: list[str], text: str) -> None:
+    assert texts(*argv)["persistent_workers"] == text
+
+
+@pytest.mark.parametrize("word", ["true", "True", "yes", "on", "1"])
+@pytest.mark.parametrize(("other", "value"), [("", True), ("not", False)])
+def test_words_for_true_and_false(word: str, other: str, value: bool) -> None:
+    opposite = {"true": "false", "True": "False", "yes": "no", "on": "off", "1": "0"}
+    text = opposite[word] if other else word
+    resolved = resolve(good(f"--debug={text}"), {}, {})
+    assert resolved.problems == []
+    assert resolved.config.debug is value
+
+
+def test_a_switch_does_not_take_the_config_for_its_value() -> None:
+    line = good("--debug", "a.py")
+    assert (line.positional, line.on("debug")) == (["a.py"], True)
+    line = good("--dry_run", "2", "a.py")
+    assert (line.positional, line.on("dry_run")) == (["2", "a.py"], True)
+
+
+def test_a_switch_does_not_take_the_number_of_processes_for_its_value() -> None:
+    # ./launch_train.sh --dry_run 1 a.py
+    line = good("--dry_run", "1", "a.py")
+    assert (line.positional, line.on("dry_run")) == (["1", "a.py"], True)
+
+
+def test_actions_are_off_unless_said() -> None:
+    assert not good().on("dry_run")
+    assert good("--dry_run").on("dry_run")
+    assert good("--dry-run").on("dry_run")
+    assert not good("--dry_run=false").on("dry_run")
+    assert "dry_run" in only(parse(["--dry_run=perhaps"]).problems).what
+
+
+def test_positional_arguments_keep_their_order_among_flags() -> None:
+    line = good("2", "--depth=3", "a b.py", "--", "c.py")
+    assert line.positional == ["2", "a b.py", "c.py"]
+
+
+def test_odd_values_arrive_as_they_are() -> None:
+    assert texts("--data=a=b c\nd")["data"] == "a=b c\nd"
+    assert texts("--run_name", "-x")["run_name"] == "-x"
+    assert texts("--run_name=")["run_name"] == ""
+    assert texts("--run_name=--x")["run_name"] == "--x"
+
+
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        ("--depht=12", "--depth=12"),
+        ("--device_batchsize=8", "--device_batch_size=8"),
+        ("--device-batchsize=8", "--device_batch_size=8"),
+        ("--total_batch=8", "--total_batch_size=8"),
+        ("--num_iteration=5", "--num_iterations=5"),
+        ("--persistant_workers", "--persistent_workers"),
+        ("--dryrun", "--dry_run"),
+    ],
+)
+def test_the_nearest_name_is_offered_first(typed: str, fix: str) -> None:
+    problem = only(parse([typed]).problems)
+    assert problem.what == f"{typed.partition('=')[0]} is not a known flag"
+    assert problem.fixes[0] == fix
+    assert parse([problem.fixes[0]]).problems == []
+
+
+def test_a_name_that_is_like_none() -> None:
+    problem = only(parse(["--qqqqqq=1"]).problems)
+    assert problem.fixes == ["--help lists every flag"]
+
+
+def test_an_unknown_flag_takes_its_value_with_it() -> None:
+    assert parse(["--depht", "12", "a.py"]).positional == ["a.py"]
+    assert parse(["--depht", "a.py"]).positional == ["a.py"]
+    assert parse(["--depht=12", "a.py"]).positional == ["a.py"]
+
+
+@pytest.mark.parametrize("word", ["-x", "-depth=12", "-5"])
+def test_one_dash_is_no_flag(word: str) -> None:
+    problem = only(parse([word]).problems)
+    assert word in problem.what
+    assert "--depth=12" in problem.allowed
+
+
+@pytest.mark.parametrize("argv", [["--depth"], ["--depth", "--seed=1"]])
+def test_a_flag_without_its_value(argv: list[str]) -> None:
+    problem = only(parse(argv).problems)
+    assert problem.what == "--depth has no value"
+    assert problem.allowed == "--depth=VALUE"
+
+
+def test_two_values_for_one_flag() -> None:
+    problem = only(parse(["--depth=12", "--depth=16"]).problems)
+    assert "'12'" in problem.what and "'16'" in problem.what
+    assert texts("--depth=12", "--depth=12") == {"depth": "12"}
+    assert "--no-persistent-workers is given twice" in only(parse(["--persistent_workers", "--no-persistent-workers"]).problems).what
+
+
+def test_all_problems_at_once() -> None:
+    assert len(parse(["--depht=1", "-x", "--seed", "--max_seq_len=1", "--max_seq_len=2"]).problems) == 4
+
+
+def test_numbers_have_no_off_form() -> None:
+    assert only(parse(["--no-depth"]).problems).what == "--no-depth is not a known flag"

@@ -1,0 +1,55 @@
+"""The option list of --help: complete, and there at once."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+from tests.unit.conftest import ROOT
+from training.config.flags import ACTIONS
+from training.config.help import option_lines
+from training.config.schema import FIELDS, GROUPS
+from training.errors import EXIT_MEANING
+
+
+def line_of(name: str) -> str:
+    (line,) = [x for x in option_lines() if re.match(rf"  --{name}[= ]", x)]
+    return line
+
+
+def test_every_field_with_its_default_unit_and_variable() -> None:
+    for name, field in FIELDS.items():
+        line = line_of(name)
+        assert field.metadata["help"] in line
+        assert f"[{field.metadata['unit']}]" in line or not field.metadata["unit"]
+        default = "''" if field.default == "" else str(field.default)
+        default = default.lower() if isinstance(field.default, bool) else default
+        assert f"(default {default}" in line
+        assert field.metadata["env"] in line
+
+
+def test_every_action_group_and_exit_code() -> None:
+    text = "\n".join(option_lines())
+    for name, meaning in ACTIONS.items():
+        assert meaning in line_of(name)
+    for title in GROUPS.values():
+        assert f"\n{title}:\n" in text
+    for code, meaning in EXIT_MEANING.items():
+        assert re.search(rf"^ +{int(code)}  {re.escape(meaning)}$", text, re.MULTILINE)
+
+
+def test_how_values_are_shown() -> None:
+    assert line_of("device").startswith("  --device=auto|cuda|cpu ")
+    assert line_of("device_batch_size").startswith("  --device_batch_size=int|auto ")
+    assert line_of("compile").endswith("(default auto; also TORCH_COMPILE)")
+    assert line_of("persistent_workers").endswith("(default false)")
+    assert line_of("run_name").endswith("(default '')")
+
+
+def test_it_needs_nothing_that_is_not_in_python_itself() -> None:
+    # The shell calls it like this before anything is installed.
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import training.config.help as h; print('\\n'.join(h.option_lines()))"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code, str(ROOT)], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == option_lines()
+    assert done.stderr == ""

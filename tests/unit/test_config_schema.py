@@ -1,0 +1,125 @@
+"""The surface: field names and defaults that scripts and saved runs depend on."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.conftest import ROOT
+from training.config import files, flags
+from training.config.schema import FIELDS, GROUPS, Config, describe, kind
+
+CONFIGS = ROOT / "configs/dual_gpu"
+
+# A rename or a removal breaks somebody's script: it has to be made here too, on purpose.
+SURFACE = """
+    depth max_seq_len device_batch_size total_batch_size num_iterations num_epochs eval_every eval_tokens log_every
+    sample_tokens matrix_lr embedding_lr unembedding_lr weight_decay grad_clip warmup_ratio warmdown_ratio final_lr_frac
+    data text_field num_workers persistent_workers find_unused_parameters use_static_graph device precision compile seed
+    run_name out_dir log_dir save_every keep_checkpoints resume hang_timeout retries use_dummy_wandb wandb_mode
+    wandb_project wandb_run tensorboard launcher master_port debug
+"""
+ACTIONS = ["config", "dry_run", "help"]
+
+# Promised from the start; unlike the rest of SURFACE they may never change.
+FIXED = """
+    depth device_batch_size total_batch_size max_seq_len num_iterations num_epochs eval_every save_every resume run_name
+    device precision seed data num_workers persistent_workers find_unused_parameters use_static_graph hang_timeout
+    retries use_dummy_wandb
+"""
+
+
+def test_the_names_of_fields_and_flags_are_pinned() -> None:
+    assert sorted(FIELDS) == sorted(SURFACE.split())
+    assert sorted(flags.ACTIONS) == sorted(ACTIONS)
+    assert set(FIXED.split()) <= set(FIELDS)
+    assert len(FIXED.split()) == 21
+
+
+def test_no_action_hides_a_field() -> None:
+    assert not set(FIELDS) & set(flags.ACTIONS)
+    # `--no_x` switches the bool x off, so no field may be called that.
+    assert not [n for n in FIELDS if n.startswith("no_")]
+
+
+def values(name: str) -> dict[str, object]:
+    found, problems = files.load(CONFIGS / f"{name}.py")
+    assert problems == []
+    return {n: v for n, (v, _) in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "depth", "device_batch_size", "total_batch_size", "max_seq_len"),
+    [("conservative", 12, 8, 24576, 1536), ("balanced", 16, 12, 49152, 2048), ("aggressive", 20, 14, 86016, 3072)],
+)
+def test_the_origin_s_configs(name: str, depth: int, device_batch_size: int, total_batch_size: int, max_seq_len: int) -> None:
+    assert values(name) == {
+        "depth": depth,
+        "device_batch_size": device_batch_size,
+        "total_batch_size": total_batch_size,
+        "max_seq_len": max_seq_len,
+    }
+
+
+def test_quickstart_suits_any_machine() -> None:
+    found = values("quickstart")
+    assert (found["device"], found["data"]) == ("auto", "stdlib")
+    # Two ranks, no accumulation.
+    assert found["total_batch_size"] == 2 * found["device_batch_size"] * found["max_seq_len"]  # type: ignore[operator]
+
+
+def test_there_are_these_four_configs() -> None:
+    assert sorted(p.stem for p in CONFIGS.glob("*.py")) == ["__init__", "aggressive", "balanced", "conservative", "quickstart"]
+    assert files.load(CONFIGS / "__init__.py") == ({}, [])
+
+
+def test_the_defaults_are_those_of_conservative() -> None:
+    default = vars(Config())
+    assert {n: default[n] for n in values("conservative")} == values("conservative")
+
+
+def test_safe_defaults() -> None:
+    config = Config()
+    assert (config.persistent_workers, config.find_unused_parameters, config.use_static_graph) == (False, False, False)
+    assert (config.use_dummy_wandb, config.wandb_mode, config.resume, config.run_name) == (False, "auto", "", "")
+    assert (config.device, config.precision, config.seed) == ("cuda", "auto", 1337)
+
+
+@pytest.mark.parametrize("name", SURFACE.split())
+def test_every_field_is_described_and_its_default_allowed(name: str) -> None:
+    field = FIELDS[name]
+    meta = field.metadata
+    assert meta["help"] and meta["group"] in GROUPS
+    assert kind(name) in ("int", "float", "bool", "str")
+    assert type(field.default).__name__ == kind(name)
+    if meta["choices"]:
+        assert field.default in meta["choices"]
+    if meta["low"] is not None:
+        assert field.default >= meta["low"]
+    if meta["high"] is not None:
+        assert field.default <= meta["high"]
+    if kind(name) in ("int", "float"):
+        assert meta["low"] is not None, "a number without a lower limit accepts nonsense"
+
+
+def test_every_group_is_used() -> None:
+    assert {f.metadata["group"] for f in FIELDS.values()} == set(GROUPS)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("depth", "a whole number from 1 to 256 (blocks)"),
+        ("num_iterations", "a whole number from 0 (steps)"),
+        ("weight_decay", "a number from 0 to 1"),
+        ("persistent_workers", "true or false"),
+        ("device", "one of auto, cuda, cpu (all ranks)"),
+        ("run_name", "text"),
+    ],
+)
+def test_what_is_allowed_in_words(name: str, text: str) -> None:
+    assert describe(name) == text
+
+
+def test_auto_is_said_where_it_is_allowed() -> None:
+    assert describe("device_batch_size").endswith(", or auto (sequences per rank)")
+    assert "auto" not in describe("depth")

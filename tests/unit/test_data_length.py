@@ -1,0 +1,93 @@
+"""How long a run is, and what is advised when the text is too short for one step."""
+
+from __future__ import annotations
+
+import random
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.conftest import ENHANCED, Shell, with_flag
+from training.config.batch import Batch, split
+from training.config.schema import Config
+from training.data.length import Length, plan_length
+from training.data.prepare import Prepared
+from training.errors import Exit, UserError
+
+
+def data(tokens: int) -> Prepared:
+    return Prepared("/nowhere", "book", 1, tokens, 0)
+
+
+def length(tokens: int, batch: Batch, **config: Any) -> Length:
+    return plan_length(Config(**config), batch, data(tokens))
+
+
+BATCH = Batch(device_sequences=4, seq_len=10, world_size=2, accumulation=3)  # 240 tokens a step
+
+
+def test_steps_per_epoch_count_whole_steps_of_every_rank() -> None:
+    for tokens, steps in ((241, 1), (480, 1), (481, 2), (24_001, 100), (24_000, 99)):
+        assert length(tokens, BATCH).steps_per_epoch == steps
+    # 25 sequences: 12 for each of 2 ranks, though 3 × 4 × 2 = 24 of them would do for one step.
+    assert length(251, Batch(4, 10, 2, 1)).steps_per_epoch == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "total"),
+    [
+        ({}, 100),
+        ({"num_epochs": 3}, 300),
+        ({"num_iterations": 7}, 7),
+        ({"num_iterations": 250}, 250),
+        ({"num_iterations": 250, "num_epochs": 2}, 200),
+        ({"num_iterations": 150, "num_epochs": 2}, 150),
+    ],
+)
+def test_whichever_comes_first(config: dict[str, int], total: int) -> None:
+    assert length(24_001, BATCH, **config) == Length(total, 100)
+
+
+@pytest.mark.parametrize(("total", "epochs"), [(1, 1), (100, 1), (101, 2), (300, 3)])
+def test_epochs_that_are_begun(total: int, epochs: int) -> None:
+    assert Length(total, 100).epochs == epochs
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 10, 240])
+def test_too_few_tokens_for_one_step(tokens: int) -> None:
+    with pytest.raises(UserError) as caught:
+        length(tokens, BATCH)
+    (problem,) = caught.value.problems
+    assert caught.value.code == Exit.CONFIG
+    assert problem.what.startswith(f"data book has {tokens} training tokens; one step needs 241 (4 sequences × 10 tokens × 2 ranks")
+    assert "more text" in problem.allowed
+
+
+def test_the_advice_for_a_short_text_is_accepted_and_enough(home: Path, shell: Shell) -> None:
+    chance, seen = random.Random(9), 0
+    for _ in range(200):
+        batch = Batch(chance.randint(1, 32), chance.choice([8, 64, 1536]), 2, chance.randint(1, 8))
+        tokens = chance.choice([0, 1, 9, 17, 33, 100, 129, 1000, chance.randint(0, batch.total_tokens)])
+        args = [f"--max_seq_len={batch.seq_len}", f"--device_batch_size={batch.device_sequences}"]
+        args.append(f"--total_batch_size={batch.total_tokens}")
+        try:
+            length(tokens, batch)
+            continue
+        except UserError as error:
+            (problem,) = error.problems
+        for fix in problem.fixes:
+            changed = args
+            for flag in shlex.split(fix):
+                changed = with_flag(changed, flag)
+            script_args = [*changed, "--data=stdlib"]
+            from tests.unit.conftest import ask
+
+            config = ask(*script_args, script=ENHANCED).config
+            assert isinstance(config.device_batch_size, int)
+            smaller = split(config.device_batch_size, config.max_seq_len, 2, config.total_batch_size)
+            assert smaller
+            assert plan_length(config, smaller, data(tokens)).steps_per_epoch >= 1
+            seen += 1
+    assert seen > 50

@@ -1,0 +1,107 @@
+"""The data of a run: prepared by one process, published for the others, and its failure published too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.conftest import ROOT
+from training.config.schema import FIELDS, Config
+from training.data import store
+from training.errors import Exit, UserError
+from training.rundir import RunDir
+
+Write = Callable[..., str]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    return run
+
+
+def plan(data: str, seq_len: int = 8, **config: Any) -> dict[str, Any]:
+    """As much of a plan as the data needs: two ranks, one sequence each."""
+    return {
+        "config": vars(Config(data=data, **config)),
+        "origins": dict.fromkeys(FIELDS, "from --data on the command line"),
+        "batch": {"device_sequences": 1, "seq_len": seq_len, "world_size": 2, "accumulation": 1},
+    }
+
+
+def test_what_one_prepares_the_others_find(write: Write, run: RunDir, tmp_path: Path) -> None:
+    asked = plan(write("a.txt", "some text" * 100), num_epochs=2)
+    assert store.published(run) is None
+    data = store.prepare(run, asked, tmp_path / "cache")
+    assert store.published(run) == data
+    assert Path(data.folder).parent == tmp_path / "cache"
+    facts = json.loads(run.data.read_text())
+    assert facts["steps_per_epoch"] == (data.train_tokens - 1) // 8 // 2
+    assert (facts["total_steps"], facts["epochs"]) == (2 * facts["steps_per_epoch"], 2)
+
+
+def test_the_text_field_of_the_configuration_counts(write: Write, run: RunDir, tmp_path: Path) -> None:
+    name = write("a.jsonl", '{"body": "some text"}\n' * 30)
+    assert store.prepare(run, plan(name, text_field="body"), tmp_path / "cache").documents == 30
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("missing.txt", None, "data is 'missing.txt' (from --data on the command line): no such file"),
+        ("a.jsonl", "{bad\n", "a.jsonl:1: not JSON"),
+        ("a.txt", "short", "data a has 6 training tokens; one step needs 17"),
+    ],
+)
+def test_a_failure_is_told_and_published(
+    name: str, content: str | None, said: str, write: Write, run: RunDir, home: Path, tmp_path: Path
+) -> None:
+    if content is not None:
+        write(name, content)
+    with pytest.raises(UserError) as caught:
+        store.prepare(run, plan(name), tmp_path / "cache")
+    assert caught.value.problems[0].what.startswith(said)
+    # The others end with the same code and say nothing: it has been said.
+    with pytest.raises(UserError) as other:
+        store.published(run)
+    assert (other.value.code, other.value.problems) == (Exit.CONFIG, [])
+
+
+def test_a_folder_for_the_shards_that_can_not_be_written(write: Write, run: RunDir, home: Path, tmp_path: Path) -> None:
+    # A resource is missing: a message and exit 3, no traceback; and the other ranks must not wait for ever.
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError) as caught:
+        store.prepare(run, plan(write("a.txt", "some text" * 100)), tmp_path / "file" / "data")
+    assert caught.value.code == Exit.RESOURCES
+    assert str(tmp_path / "file") in caught.value.problems[0].what
+    with pytest.raises(UserError) as other:
+        store.published(run)
+    assert other.value.code == Exit.RESOURCES
+
+
+def test_the_shards_are_kept_in_the_project() -> None:
+    assert ROOT / "data" == store.CACHE
+
+
+def test_a_long_preparation_says_how_far_it_is(
+    write: Write, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for n in range(10):
+        write(f"corpus/{n}.txt", "x" * 100_000)
+    clock = iter(range(0, 1000, 2))  # two seconds a document
+    monkeypatch.setattr(store.time, "monotonic", lambda: float(next(clock)))
+    store.prepare(run, plan("corpus"), tmp_path / "cache")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert lines[0].endswith("preparing data corpus: 0 of 1 MB (30 %)")
+    assert lines[-1].endswith("preparing data corpus: 1 of 1 MB (90 %)")
+
+
+def test_a_short_one_says_nothing(write: Write, run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store.prepare(run, plan(write("a.txt", "some text" * 100)), tmp_path / "cache")
+    assert capsys.readouterr().err == ""

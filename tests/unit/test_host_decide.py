@@ -1,0 +1,152 @@
+"""Decisions of the plan, each with its reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from training.config.schema import Config
+from training.host import decide
+from training.host.gpus import Gpu, Machine
+from training.host.torch_build import TorchBuild
+
+GIB = 1 << 30
+TORCH, CPU_TORCH = TorchBuild("2.13.0", "13.0"), TorchBuild("2.13.0+cpu", None)
+
+
+def machine(*free_gib: int | None, capability: tuple[int, int] | None = (9, 0)) -> Machine:
+    gpus = [
+        Gpu(n, f"GPU-{n}", f"Card {n}", 32 * GIB, None if f is None else f * GIB, None, None, None, capability)
+        for n, f in enumerate(free_gib)
+    ]
+    return Machine(tuple(gpus), f"{len(gpus)} on this machine")
+
+
+def config(**values: Any) -> Config:
+    return Config(**values)
+
+
+def test_the_device_as_asked() -> None:
+    assert decide.device(config(device="cpu"), 2, machine(32, 32), TORCH).record() == {"value": "cpu", "reason": "as asked"}
+    # Without a GPU too: the check of the resources says so, and nothing is changed behind the user's back.
+    assert decide.device(config(device="cuda"), 2, machine(), CPU_TORCH).value == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "value", "reason"),
+    [
+        (2, 2, "cuda", "a GPU for each of 2 ranks (2 on this machine)"),
+        (2, 3, "cuda", "a GPU for each of 2 ranks (3 on this machine)"),
+        (1, 1, "cuda", "a GPU (1 on this machine)"),
+        (2, 1, "cpu", "1 GPU for 2 ranks (1 on this machine)"),
+        (2, 0, "cpu", "0 GPUs for 2 ranks (0 on this machine)"),
+        (1, 0, "cpu", "0 GPUs for 1 rank (0 on this machine)"),
+    ],
+)
+def test_the_device_by_itself(ranks: int, gpus: int, value: str, reason: str) -> None:
+    for torch in (TORCH, None):  # None: a torch that does not say what it was built for
+        found = decide.device(config(device="auto"), ranks, machine(*[32] * gpus), torch)
+        assert found.record() == {"value": value, "reason": reason}
+
+
+def test_gpus_are_of_no_use_to_a_torch_for_the_cpu() -> None:
+    found = decide.device(config(device="auto"), 2, machine(32, 32), CPU_TORCH)
+    assert found.value == "cpu"
+    assert found.reason == "there are 2 GPUs, but the installed torch 2.13.0+cpu is built for the CPU only"
+
+
+def test_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert decide.precision(config(precision="fp32"), "cuda", 2, machine(32, 32)).record() == {"value": "fp32", "reason": "as asked"}
+    assert decide.precision(config(), "cuda", 2, machine(32, 32)).value == "bf16"
+    assert decide.precision(config(), "cuda", 2, machine(32, 32, capability=(8, 0))).value == "bf16"
+    assert decide.precision(config(), "cuda", 2, machine(32, 32, capability=None)).value == "bf16"
+    old = decide.precision(config(), "cuda", 2, machine(32, 32, capability=(7, 5)))
+    assert old.record() == {"value": "fp32", "reason": "Card 0 has no bf16"}
+    monkeypatch.setattr(decide, "cpu_flags", lambda: {"avx2", "amx_bf16", "avx512_bf16"})
+    fast = decide.precision(config(), "cpu", 2, machine())
+    assert fast.record() == {"value": "bf16", "reason": "this CPU has bf16 matrix instructions (amx_bf16, avx512_bf16)"}
+    monkeypatch.setattr(decide, "cpu_flags", lambda: {"avx2"})
+    assert decide.precision(config(), "cpu", 2, machine()).value == "fp32"
+
+
+def test_a_gpu_that_is_not_used_does_not_decide() -> None:
+    mixed = Machine((*machine(32).gpus, *machine(32, capability=(7, 5)).gpus), "2 on this machine")
+    assert decide.precision(config(), "cuda", 1, mixed).value == "bf16"
+    assert decide.precision(config(), "cuda", 2, mixed).value == "fp32"
+
+
+def test_cpu_flags_are_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "processor\t: 0\nmodel name\t: X\nflags\t\t: fpu avx2 avx512_bf16\n\nprocessor\t: 1\nflags\t\t: fpu\n"
+    monkeypatch.setattr(decide.Path, "read_text", lambda self: text)
+    assert decide.cpu_flags() == {"fpu", "avx2", "avx512_bf16"}
+    monkeypatch.setattr(decide.Path, "read_text", lambda self: "no such line\n")
+    assert decide.cpu_flags() == set()
+
+
+def test_compile() -> None:
+    assert decide.compiled(config(), "cuda").value is True
+    assert decide.compiled(config(), "cpu").value is False
+    assert decide.compiled(config(compile="1"), "cpu").record() == {"value": True, "reason": "as asked"}
+    assert decide.compiled(config(compile="0"), "cuda").record() == {"value": False, "reason": "as asked"}
+
+
+def test_a_static_graph_only_where_torch_can_do_it() -> None:
+    assert decide.static_graph(config(), 1).value is False
+    assert decide.static_graph(config(use_static_graph=True), 1).record() == {"value": True, "reason": "as asked"}
+    several = decide.static_graph(config(use_static_graph=True), 4)
+    assert several.value is False
+    assert "here 4 steps" in several.reason
+
+
+def test_the_room_for_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert decide.budget("cuda", 2, machine(30, 20)) == 20 * GIB
+    assert decide.budget("cuda", 1, machine(30, 20)) == 30 * GIB
+    assert decide.budget("cuda", 2, machine(None, 20)) == 20 * GIB
+    assert decide.budget("cuda", 2, machine(None, None)) is None
+    memory = type("Memory", (), {"available": 12 * GIB})()
+    monkeypatch.setattr(decide.psutil, "virtual_memory", lambda: memory)
+    assert decide.budget("cpu", 3, machine()) == 4 * GIB
+
+
+def size(room: int | None, **values: Any) -> decide.Choice | None:
+    return decide.device_batch(config(device_batch_size="auto", **values), 2, room, bf16=True, compiled=True)
+
+
+def test_the_largest_device_batch_that_divides_and_fits() -> None:
+    from training.host.memory import estimate
+
+    total = {"depth": 12, "max_seq_len": 1536, "total_batch_size": 24 * 1536 * 2}
+    biggest = size(None, **total)
+    assert biggest is not None
+    assert (biggest.value, biggest.reason) == (24, "the largest of 8 that divide and fit")
+    for wanted in (1, 2, 3, 4, 6, 8, 12, 24):
+        exact = estimate(12, wanted, 1536, bf16=True, compiled=True).needed
+        assert size(exact, **total).value == wanted  # type: ignore[union-attr]
+        smaller = size(exact - 1, **total)
+        assert smaller is not None
+        assert smaller.value < wanted or wanted == 1
+    nothing = size(1, **total)
+    assert nothing is not None
+    assert (nothing.value, "does not fit" in nothing.reason) == (1, True)
+
+
+def test_a_device_batch_as_asked_or_impossible() -> None:
+    assert decide.device_batch(config(device_batch_size=7), 2, 1, bf16=True, compiled=True) == decide.Choice(7, "as asked")
+    assert size(None, total_batch_size=24577) is None
+
+
+@pytest.mark.parametrize(
+    ("script", "ranks", "asked", "value", "said"),
+    [
+        ("train_dual_gpu.sh", 2, "auto", "spawn", "faster than torchrun"),
+        ("train_dual_gpu.sh", 2, "torchrun", "torchrun", "as asked"),
+        ("launch_train.sh", 1, "auto", "spawn", "no process group"),
+        ("train.py", 2, "auto", "env", "started already"),
+        ("train.py", 1, "auto", "env", "plain python"),
+    ],
+)
+def test_who_starts_the_ranks(script: str, ranks: int, asked: str, value: str, said: str) -> None:
+    choice = decide.launcher(config(launcher=asked), script, ranks)
+    assert choice.value == value
+    assert said in choice.reason

@@ -1,0 +1,209 @@
+"""GPUs through the real NVML client code, against a stand-in for the driver's library."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.conftest import ROOT, SIMPLE, clean_environment, python
+from training.host import memory
+from training.host.gpus import Gpu, Machine, visible
+
+GIB = 1 << 30
+UUID = "GPU-000000a{}-0000-4000-8000-000000000000"
+Nvidia = Callable[..., dict[str, Any]]
+
+
+def look(variables: dict[str, str]) -> Machine:
+    """gpus.look() in a process with this environment."""
+    code = (
+        "import json; from dataclasses import asdict; from training.host import gpus; found = asdict(gpus.look());"
+        "found['gpus'] = [g for g in found['gpus']]; print(json.dumps(found))"
+    )
+    done = python("-c", code, **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    facts = json.loads(done.stdout)
+    return Machine(**facts | {"gpus": tuple(Gpu(**g) for g in facts["gpus"])})
+
+
+def dry_run(variables: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
+    return python("-m", "training.plan", SIMPLE, *args, "--dry_run", cwd=ROOT, **variables)
+
+
+BALANCED, QUICKSTART = "configs/dual_gpu/balanced.py", "configs/dual_gpu/quickstart.py"
+
+
+def test_two_gpus_with_all_that_is_shown(nvidia: Nvidia) -> None:
+    machine = look(nvidia(COUNT=2, FREE_GIB="31,5", CAPABILITY="9.0"))
+    assert (machine.reason, machine.driver, machine.cuda) == ("2 on this machine", "580.65.06", "13.0")
+    first, second = machine.gpus
+    assert (first.index, first.uuid, first.name) == (0, UUID.format(0), "Fake GPU 0")
+    assert (first.total_bytes, first.free_bytes, second.free_bytes) == (32 * GIB, 31 * GIB, 5 * GIB)
+    assert (second.index, second.use_percent, second.temperature_c, second.power_w) == (1, 11, 41, 75.501)
+    assert tuple(first.capability or ()) == (9, 0)
+    assert tuple(first.processes) == ()
+
+
+@pytest.mark.parametrize(
+    ("selection", "indices"),
+    [
+        ("0", [0]),
+        ("2", [2]),
+        ("2,0", [2, 0]),
+        (" 1 , 0 ", [1, 0]),
+        (UUID.format(1), [1]),
+        ("GPU-000000a2", [2]),
+        (f"{UUID.format(2)},0", [2, 0]),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("7", []),
+        ("0,7,1", [0]),
+        ("1,x", [1]),
+        ("GPU-nosuch", []),
+        ("0,0,1", [0]),
+    ],
+)
+def test_cuda_visible_devices_as_cuda_reads_it(selection: str, indices: list[int]) -> None:
+    every = [Gpu(n, UUID.format(n), "x", None, None, None, None, None) for n in range(3)]
+    chosen, reason = visible(every, selection)
+    assert [g.index for g in chosen] == indices
+    assert reason == f"{len(indices)} of 3 by CUDA_VISIBLE_DEVICES={selection!r}"
+    assert visible(every, None) == (every, "3 on this machine")
+
+
+@pytest.mark.parametrize(("selection", "indices"), [(UUID.format(1), [1]), ("", []), ("1,0", [1, 0])])
+def test_the_choice_is_applied_although_nvml_ignores_it(selection: str, indices: list[int], nvidia: Nvidia) -> None:
+    machine = look(nvidia(CUDA_VISIBLE_DEVICES=selection))
+    assert [g.index for g in machine.gpus] == indices
+    assert repr(selection) in machine.reason
+
+
+def test_what_the_driver_does_not_say_is_none_and_shown_as_a_dash(nvidia: Nvidia) -> None:
+    gpu = look(nvidia(NOT_SUPPORTED=1)).gpus[0]
+    assert gpu.name == "Fake GPU 0"
+    assert {gpu.total_bytes, gpu.free_bytes, gpu.use_percent, gpu.temperature_c, gpu.power_w, gpu.capability} == {None}
+    assert memory.gib(gpu.free_bytes) == "-"
+    done = dry_run(nvidia(NOT_SUPPORTED=1), BALANCED)
+    assert done.returncode == 0
+    assert "Fake GPU 0, - free of -: the driver does not tell the free memory" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_no_driver(tmp_path: Path) -> None:
+    # An empty folder before the system's: what a machine without the library does, on any machine.
+    (tmp_path / "libnvidia-ml.so.1").write_text("not a library")
+    assert look({"LD_LIBRARY_PATH": str(tmp_path)}) == Machine((), "no NVIDIA driver on this machine")
+
+
+def test_a_driver_that_does_not_answer(nvidia: Nvidia) -> None:
+    machine = look(nvidia(INIT=9))
+    assert machine.gpus == ()
+    assert machine.reason == "the NVIDIA driver does not answer: Driver Not Loaded"
+
+
+def test_a_driver_without_gpus(nvidia: Nvidia) -> None:
+    machine = look(nvidia(COUNT=0))
+    assert (machine.gpus, machine.reason) == ((), "0 on this machine")
+
+
+def test_who_is_on_a_busy_gpu(nvidia: Nvidia) -> None:
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()", "a stranger's training"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=clean_environment()) as stranger:
+        variables = nvidia(PID=stranger.pid, FREE_GIB="31")
+        # Popen returns after the exec, so the command line is already the program's.
+        process = look(variables).gpus[0].processes[0]
+        facts = process if isinstance(process, dict) else vars(process)
+        assert (facts["pid"], facts["used_bytes"], facts["user"]) == (stranger.pid, GIB, getpass.getuser())
+        assert facts["command"].startswith(f"{sys.executable} -c")
+        shown = dry_run(variables, BALANCED)
+        assert shown.returncode == 0
+        assert f"occupied by pid {stranger.pid} ({getpass.getuser()}, 1.0 GiB): {sys.executable} -c" in shown.stdout
+        full = dry_run(nvidia(PID=stranger.pid, FREE_GIB="3,31"), BALANCED)
+        assert full.returncode == 3
+        assert f"try: kill {stranger.pid}   # if it is yours: {sys.executable}"[:60] in full.stdout
+        stranger.stdin.close()  # type: ignore[union-attr]
+
+
+def test_a_stranger_s_command_line_is_one_harmless_line(nvidia: Nvidia) -> None:
+    # It stands in a line to paste: a line break in it would be a command of its own, an escape would move the cursor.
+    command = [sys.executable, "-c", "import sys\nsys.stdin.read()", "\x1b[2J", "\r\n rm"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=clean_environment()) as stranger:
+        (process,) = look(nvidia(PID=stranger.pid)).gpus[0].processes
+        facts = process if isinstance(process, dict) else vars(process)
+        stranger.stdin.close()  # type: ignore[union-attr]
+    assert facts["command"].startswith(sys.executable)
+    assert facts["command"].isprintable()
+
+
+def test_a_process_of_another_container_is_shown_by_its_pid(nvidia: Nvidia) -> None:
+    pid = int(Path("/proc/sys/kernel/pid_max").read_text())  # no process has it
+    (process,) = look(nvidia(PID=pid)).gpus[0].processes
+    facts = process if isinstance(process, dict) else vars(process)
+    assert (facts["pid"], facts["user"], facts["command"]) == (pid, "-", "-")
+
+
+def test_a_plan_for_two_gpus(nvidia: Nvidia) -> None:
+    done = dry_run(nvidia(COUNT=2), BALANCED)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "device cuda: as asked" in done.stdout
+    assert "torch 2.99.0, CUDA 13.0" in done.stdout
+    assert "precision bf16: the GPU has bf16 matrix units; compile on: " in done.stdout
+    assert "the original authors promise 20–22 GB of 32 GB" in done.stdout
+    assert "2 visible, 2 used; driver 580.65.06, CUDA up to 13.0" in done.stdout
+    assert "Fake GPU 1, 31.0 GiB free of 32.0 GiB" in done.stdout
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID   set here" in done.stdout
+
+
+def test_an_old_gpu_gets_fp32(nvidia: Nvidia) -> None:
+    assert "precision fp32: Fake GPU 0 has no bf16" in dry_run(nvidia(CAPABILITY="7.5", TOTAL_GIB=128, FREE_GIB=127), BALANCED).stdout
+
+
+def test_auto_takes_two_gpus_and_falls_back_to_the_cpu_with_the_reason(nvidia: Nvidia) -> None:
+    assert "device cuda: a GPU for each of 2 ranks (2 on this machine)" in dry_run(nvidia(COUNT=2), QUICKSTART).stdout
+    assert "device cpu: 1 GPU for 2 ranks (1 on this machine)" in dry_run(nvidia(COUNT=1), QUICKSTART).stdout
+    without = dry_run(nvidia(COUNT=2, torch=None), QUICKSTART).stdout
+    assert "device cpu: there are 2 GPUs, but the installed torch 2.99.0 is built for the CPU only" in without
+    hidden = dry_run(nvidia(COUNT=2, CUDA_VISIBLE_DEVICES="0"), QUICKSTART).stdout
+    assert "device cpu: 1 GPU for 2 ranks (1 of 2 by CUDA_VISIBLE_DEVICES='0')" in hidden
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"COUNT": 1}, "2 GPUs are needed, 1 visible: 1 on this machine"),
+        ({"COUNT": 0}, "2 GPUs are needed, 0 visible: 0 on this machine"),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, "2 GPUs are needed, 1 visible: 1 of 2 by CUDA_VISIBLE_DEVICES='1'"),
+        ({"FREE_GIB": "31,5"}, "Fake GPU 1, 5.0 GiB free of 32.0 GiB: this run needs 20.4 GiB"),
+        ({"INIT": 9}, "the NVIDIA driver does not answer"),
+        ({"torch": None}, "torch 2.99.0 is built for the CPU only: it can not use a GPU"),
+        ({"torch": "14.1"}, "torch 2.99.0 is built for CUDA 14.1; driver 580.65.06 runs CUDA up to 13.0"),
+    ],
+    ids=str,
+)
+def test_too_little_gpu_ends_with_exit_3_and_what_to_do(values: dict[str, object], said: str, nvidia: Nvidia, tmp_path: Path) -> None:
+    folders = [f"--out_dir={tmp_path}/runs", f"--log_dir={tmp_path}/logs"]
+    done = python("-m", "training.plan", SIMPLE, BALANCED, *folders, cwd=ROOT, **nvidia(**values))
+    assert (done.returncode, done.stdout) == (3, "")
+    assert said in done.stderr
+    assert "    try:     " in done.stderr
+    assert "nothing was launched (exit 3)" in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_tight_fit_is_a_warning(nvidia: Nvidia) -> None:
+    done = dry_run(nvidia(FREE_GIB="22"), BALANCED)
+    assert done.returncode == 0
+    assert "tight, the run may need 23.1 GiB" in done.stdout
+
+
+def test_the_cpu_does_not_ask_the_driver(nvidia: Nvidia) -> None:
+    assert dry_run(nvidia(INIT=9), QUICKSTART, "--device=cpu").returncode == 0

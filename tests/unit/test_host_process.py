@@ -1,0 +1,76 @@
+"""A child dies with its parent, whatever kills that."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import wait_until
+from tests.unit.conftest import clean_environment
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def parent_and_child(tie: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A parent and the pid of its child, which has run `tie` and then waits for ever."""
+    begin = "import os, signal; from training.host import process; parent = os.getppid()"
+    child = f"{begin}; {tie}; print(os.getpid(), flush=True); signal.pause()"
+    code = f"import subprocess, sys, signal; subprocess.Popen([sys.executable, '-c', {child!r}]); signal.pause()"
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=clean_environment())
+    assert parent.stdout
+    pid = int(parent.stdout.readline())
+    try:
+        yield parent, pid
+    finally:
+        for process in (pid, parent.pid):
+            if alive(process):
+                os.kill(process, signal.SIGKILL)
+        parent.communicate()
+
+
+@pytest.mark.parametrize("tie", ["process.die_with_parent()", "process.die_with_parent(parent)"])
+def test_a_killed_parent_takes_its_child_along(tie: str) -> None:
+    with parent_and_child(tie) as (parent, child):
+        assert alive(child)
+        parent.kill()
+        parent.wait()
+        wait_until(lambda: not alive(child), 20, "the child is gone")
+
+
+def test_without_it_the_child_would_stay() -> None:
+    # Otherwise the test above would prove nothing.
+    with parent_and_child("pass") as (parent, child):
+        parent.kill()
+        parent.wait()
+        assert alive(child)
+
+
+def test_a_parent_that_died_before_is_noticed() -> None:
+    code = "from training.host import process; process.die_with_parent(1 << 22); print('survived')"
+    done = subprocess.run([sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
+
+
+def test_stop_signals_are_left_to_the_parent() -> None:
+    code = (
+        "import os; from training.host import process; process.ignore_stop_signals();"
+        "[os.kill(os.getpid(), s) for s in process.STOP_SIGNALS]; print('survived')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "survived\n")
+    from training.host.process import STOP_SIGNALS
+
+    assert set(STOP_SIGNALS) == {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}

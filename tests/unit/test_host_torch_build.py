@@ -1,0 +1,35 @@
+"""What the installed torch was built for, without importing it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.conftest import ROOT, fake_torch, python
+from training.host import torch_build
+from training.host.torch_build import TorchBuild
+
+
+@pytest.mark.parametrize("cuda", ["13.0", "12.8", None])
+def test_the_cuda_of_a_torch_that_is_never_imported(cuda: str | None, tmp_path: Path) -> None:
+    code = "from training.host import torch_build; print(torch_build.installed())"
+    done = python("-c", code, PYTHONPATH=f"{fake_torch(tmp_path, cuda)}:{ROOT}")
+    assert (done.stdout, done.stderr) == (f"{TorchBuild('2.99.0', cuda)}\n", "")
+
+
+def test_the_torch_of_this_environment() -> None:
+    import torch
+
+    assert torch_build.installed() == TorchBuild(torch.__version__, torch.version.cuda)
+
+
+def test_no_torch_or_one_that_does_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_build.importlib.util, "find_spec", lambda name: None)
+    assert torch_build.installed() is None
+    monkeypatch.undo()
+    (fake_torch(tmp_path) / "torch/version.py").unlink()
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "torch for 13.0")])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert torch_build.installed() is None

@@ -1,0 +1,110 @@
+"""Variables of the ranks: only those with an effect, never over the user's own, each with its reason."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from training.host import variables
+from training.host.variables import choose, useless
+
+
+@pytest.fixture(autouse=True)
+def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same on a machine with and without CUDA, and with eight cores."""
+    monkeypatch.setattr(variables, "_cuda_home", lambda: None)
+    monkeypatch.setattr(variables, "cpu_count", lambda: 8)
+
+
+def names(
+    environ: dict[str, str] | None = None, *, device: str = "cpu", ranks: int = 2, local: int = 2, debug: bool = False
+) -> dict[str, str]:
+    return {v.name: v.value for v in choose(environ or {}, device=device, ranks=ranks, local_ranks=local, debug=debug)}
+
+
+def test_one_process_on_the_cpu() -> None:
+    assert names(ranks=1, local=1) == {"PYTHONUNBUFFERED": "1"}
+
+
+def test_two_ranks_on_the_cpu_share_the_cores() -> None:
+    assert names() == {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "4", "GLOO_SOCKET_IFNAME": "lo"}
+    assert names(ranks=16, local=16)["OMP_NUM_THREADS"] == "1"
+
+
+def test_two_ranks_on_gpus() -> None:
+    assert names(device="cuda") == {
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "4",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+    }
+
+
+def test_several_machines_do_not_talk_over_lo() -> None:
+    found = names(device="cuda", ranks=4, local=2)
+    assert "GLOO_SOCKET_IFNAME" not in found
+    assert "NCCL_SOCKET_IFNAME" not in found
+    assert found["OMP_NUM_THREADS"] == "4"
+
+
+def test_debug_output_only_when_asked() -> None:
+    debug = {"TORCH_DISTRIBUTED_DEBUG": "INFO", "TORCH_CPP_LOG_LEVEL": "INFO"}
+    assert debug.items() <= names(debug=True).items()
+    assert (debug | {"NCCL_DEBUG": "INFO"}).items() <= names(device="cuda", debug=True).items()
+    assert not set(debug) & set(names())
+
+
+def test_the_user_s_own_value_stays_and_is_said() -> None:
+    environ = {"OMP_NUM_THREADS": "3", "NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": ""}
+    found = {v.name: v for v in choose(environ, device="cuda", ranks=2, local_ranks=2, debug=False)}
+    assert (found["OMP_NUM_THREADS"].value, found["OMP_NUM_THREADS"].origin) == ("3", "kept")
+    assert (found["NCCL_SOCKET_IFNAME"].value, found["NCCL_SOCKET_IFNAME"].origin) == ("eth0", "kept")
+    # Empty is as good as not set.
+    assert (found["GLOO_SOCKET_IFNAME"].value, found["GLOO_SOCKET_IFNAME"].origin) == ("lo", "set here")
+    assert all(v.why for v in found.values())
+    assert found["OMP_NUM_THREADS"].record() == {"name": "OMP_NUM_THREADS", "value": "3", "why": "your own value stays", "origin": "kept"}
+
+
+def test_the_older_name_of_the_allocator_s_settings_wins_in_torch() -> None:
+    assert "PYTORCH_ALLOC_CONF" not in names({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, device="cuda")
+
+
+def test_nothing_without_effect_is_set() -> None:
+    for device in ("cpu", "cuda"):
+        found = names(device=device, debug=True)
+        assert not {"NCCL_TIMEOUT", "NCCL_ASYNC_ERROR_HANDLING", "CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_IB_DISABLE"} & set(found)
+
+
+def test_warnings_about_what_the_user_set_in_vain() -> None:
+    assert useless({"PATH": "/bin", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}) == []
+    found = useless({"NCCL_TIMEOUT": "1800", "NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_NCCL_TRACE_BUFFER_SIZE": "9"})
+    assert len(found) == 3
+    assert found[0].startswith("NCCL_TIMEOUT=1800 has no effect: it does not exist")
+    assert "--hang_timeout" in found[0]
+
+
+def test_cuda_is_found_beside_its_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    home = tmp_path / "cuda-13"
+    (home / "bin").mkdir(parents=True)
+    (home / "include").mkdir()
+    (home / "include/cuda_runtime.h").touch()
+    (home / "bin/nvcc").touch()
+    (tmp_path / "nvcc").symlink_to(home / "bin/nvcc")
+    monkeypatch.setattr(shutil, "which", lambda name: str(tmp_path / "nvcc"))
+    assert names(device="cuda")["CUDA_HOME"] == str(home)
+    assert names({"CUDA_HOME": "/opt/cuda"}, device="cuda")["CUDA_HOME"] == "/opt/cuda"
+    assert "CUDA_HOME" not in names(device="cpu")
+
+
+def test_cores_are_those_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("no affinity on this system")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
+    assert variables.cpu_count() == 1

@@ -1,0 +1,40 @@
+"""Help, checks, plan, supervisor and monitor answer at once: none of them loads torch or numpy."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.conftest import python
+
+MODULES = [
+    "training.request",
+    "training.plan",
+    "training.supervise",
+    "training.monitor.__main__",
+    "training.config.help",
+    "training.host.preflight",
+    "training.rank",
+]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_torch_and_no_numpy(module: str) -> None:
+    code = f"import sys, {module}; print(*sorted(m for m in sys.modules if m.split('.')[0] in ('torch', 'numpy', 'wandb', 'pandas')))"
+    done = python("-c", code)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == []
+
+
+def test_nor_does_a_plan_that_is_made(tmp_path: object) -> None:
+    code = (
+        "import sys; from training import plan; sys.argv = ['x', 'train_dual_gpu_enhanced.sh', '--device=cpu', '--depth=1', '--dry_run'];"
+        "code = plan.main(); print([m for m in ('torch', 'numpy') if m in sys.modules], code)"
+    )
+    done = python("-c", code)
+    assert done.stdout.splitlines()[-1] == "[] 0", done.stderr
+
+
+@pytest.mark.parametrize("module", ["training.request", "training.config.help"])
+def test_before_the_installation_the_standard_library_is_enough(module: str) -> None:
+    done = python("-S", "-c", f"import sys, {module}; assert not any('site-packages' in p for p in sys.path)")
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,466 @@
+"""What a user asks for: every mistake of one command told at once, with advice that works when it is pasted."""
+
+from __future__ import annotations
+
+import os
+import random
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.conftest import (
+    ENHANCED,
+    LAUNCH,
+    ROOT,
+    SIMPLE,
+    TRAIN,
+    Shell,
+    ask,
+    clean_environment,
+    only,
+    python,
+    with_flag,
+    wrong,
+)
+from training import request
+from training.errors import UserError
+from training.request import command
+from training.rundir import RunDir, write_json
+
+Write = Callable[..., str]
+CONFIGS = ROOT / "configs/dual_gpu"
+
+
+def make_run(folder: Path, name: str, **config: object) -> RunDir:
+    """A run directory as an earlier run leaves it."""
+    run = RunDir(folder / name)
+    run.create()
+    write_json(run.plan, {"config": config})
+    return run
+
+
+# ── a sound request ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["conservative", "balanced", "aggressive", "quickstart"])
+@pytest.mark.parametrize("script", [SIMPLE, ENHANCED])
+def test_the_ready_configs_pass_on_two_ranks(name: str, script: str, home: Path) -> None:
+    found = ask(str(CONFIGS / f"{name}.py"), script=script)
+    assert (found.ranks, found.local_ranks, found.dry_run, found.resume_from) == (2, 2, False, None)
+    assert found.config_file == CONFIGS / f"{name}.py"
+    assert found.origins["depth"].startswith("from ") and f"{name}.py:" in found.origins["depth"]
+    assert (found.experiments, found.logs) == (home / "experiments", home / "logs")
+    assert found.source.name == "stdlib"
+    assert not list(home.iterdir()), "looking changes nothing"
+
+
+def test_both_dual_gpu_scripts_read_the_same_from_the_same_input(home: Path) -> None:
+    args = [f"--config={CONFIGS / 'balanced.py'}", "--seed=7"]
+    simple, enhanced = ask(*args, script=SIMPLE), ask(*args, script=ENHANCED)
+    assert (simple.config, simple.origins, simple.ranks) == (enhanced.config, enhanced.origins, enhanced.ranks)
+    assert ask(args[0].partition("=")[2], "--seed=7").config == enhanced.config
+
+
+def test_the_enhanced_script_needs_no_config(home: Path) -> None:
+    found = ask("--total_batch_size=49152", "--dry-run")
+    assert (found.config_file, found.dry_run, found.config.total_batch_size) == (None, True, 49152)
+
+
+def test_the_original_authors_example_command(home: Path) -> None:
+    # 16 × 1536 × 2 is all of 49152.
+    found = ask("--device_batch_size=16", "--total_batch_size=49152", "--num_iterations=50", "--eval_every=25")
+    assert (found.config.device_batch_size, found.config.num_iterations, found.config.eval_every) == (16, 50, 25)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 1024])
+def test_any_number_of_processes(n: int, home: Path) -> None:
+    assert ask(str(n), f"--total_batch_size={8 * 1536 * n}", script=LAUNCH).ranks == n
+
+
+def test_ranks_that_somebody_else_has_started(home: Path) -> None:
+    found = request.read(TRAIN, ["--total_batch_size=49152"], {}, ranks=4, local_ranks=2)
+    assert (found.ranks, found.local_ranks) == (4, 2)
+    assert request.read(TRAIN, [], {}, ranks=1).local_ranks == 1
+
+
+def test_default_folders_stand_in_the_project_named_ones_where_the_user_stands(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    found = ask("--log_dir=logs")
+    assert (found.experiments, found.logs) == (home / "experiments", elsewhere / "logs")
+    monkeypatch.setenv("HOME", str(tmp_path / "alice"))
+    assert ask("--out_dir=~/runs").experiments == tmp_path / "alice/runs"
+    assert ask(f"--out_dir={tmp_path}/x").experiments == tmp_path / "x"
+
+
+# ── mistakes: value, origin, what is allowed, and what to do ─────────────────────────────────────────────────────────
+
+
+def test_all_mistakes_of_one_command_are_told_at_once(home: Path, write: Write) -> None:
+    config = write("bad config.py", "depth = 'twelve'\nimport os\nunknown_field = 1\nmatrix_lr = -1.0\n")
+    problems = wrong(
+        config,
+        "--depht=12",
+        "--seed=first",
+        "--device=tpu",
+        "--data=missing.txt",
+        "--total_batch_size=24577",
+        "--run_name=a/b",
+        "--resume=latest",
+        env={"DUET_TYPO": "1", "TORCH_COMPILE": "maybe", "DUET_RETRIES": "-1"},
+    )
+    expected = [
+        "--depht is not a known flag",
+        "bad config.py:2: not a plain assignment: 'import os'",
+        "resume is 'latest' (from --resume on the command line), but there is no run",
+        "unknown_field is not a known field (bad config.py:3)",
+        "DUET_TYPO is in the environment but sets no field",
+        "depth is 'twelve' (from bad config.py:1), a str",
+        "matrix_lr is -1.0 (from bad config.py:4), too small",
+        "seed is 'first' (from --seed on the command line)",
+        "device is 'tpu' (from --device on the command line)",
+        "compile is 'maybe' (from TORCH_COMPILE in the environment)",
+        "retries is '-1' (from DUET_RETRIES in the environment), too small",
+        "total_batch_size 24577 (from --total_batch_size on the command line) does not divide by device_batch_size 8 (default)",
+        "data is 'missing.txt' (from --data on the command line): no such file",
+        "run_name is 'a/b' (from --run_name on the command line)",
+    ]
+    told = [p.what for p in problems]
+    assert not [e for e in expected if not any(t.startswith(e) for t in told)]
+    assert len(told) == len(expected), told
+    assert all(p.allowed or p.fixes for p in problems)
+    assert not (home / "experiments").exists()
+
+
+MISTAKES = [
+    (["--depth=0"], "depth is '0' (from --depth on the command line)", "a whole number from 1 to 256 (blocks)"),
+    (["--depth", "x"], "depth is 'x' (from --depth on the command line)", "a whole number from 1 to 256 (blocks)"),
+    (["--max-seq-len=4"], "max_seq_len is '4' (from --max-seq-len on the command line)", "a whole number from 8"),
+    (["--device-batch-size", "few"], "device_batch_size is 'few' (from --device-batch-size on the", "a whole number from 1"),
+    (["--total_batch_size=1e5"], "total_batch_size is '1e5' (from --total_batch_size on", "a whole number from 1"),
+    (["--precision=fp8"], "precision is 'fp8' (from --precision on the command line)", "one of auto, bf16, fp32"),
+    (
+        ["--persistent_workers"],
+        "persistent_workers is on (from --persistent_workers on the command line) but num_workers is 0",
+        "needs workers",
+    ),
+    (["--config=a.toml"], "config a.toml does not exist", "a .py or .json file"),
+    (["--data=a.parquet"], "data is 'a.parquet' (from --data on the command line): no such file", ".txt or .jsonl"),
+]
+
+
+@pytest.mark.parametrize(("args", "what", "allowed"), MISTAKES, ids=[" ".join(m[0]) for m in MISTAKES])
+def test_a_mistake_alone_is_one_problem(args: list[str], what: str, allowed: str, home: Path) -> None:
+    problem = only(wrong(*args))
+    assert problem.what.startswith(what)
+    assert allowed in problem.allowed
+
+
+@pytest.mark.parametrize(
+    ("args", "right"),
+    [
+        (["--depht=12"], []),
+        (["--total-batch=24576", "--seed=1"], ["--seed=1"]),
+        (["--tensorbord"], []),
+        (["--data=missing.txt"], []),
+        (["--dta=a file.txt"], []),
+        (["--persistent_workers"], ["--persistent_workers"]),
+        (["--run_name=taken"], []),
+        (["--resume=taken2"], []),
+    ],
+    ids=" ".join,
+)
+def test_suggested_flags_are_accepted(args: list[str], right: list[str], home: Path) -> None:
+    make_run(home / "experiments", "taken")
+    (home / "a file.txt").write_text("text")
+    fixes = only(wrong(*args)).fixes
+    assert fixes
+    for fix in fixes:
+        ask(*with_flag(right, fix))
+
+
+def test_a_field_that_could_not_be_read_is_not_judged_by_its_default(home: Path, write: Write) -> None:
+    # 24576 is nowhere in this config, so it must not be said that it does not divide.
+    config = write("c.py", "device_batch_size = 12\nmax_seq_len = 2048\ntotal_batch_size = 2**15\n")
+    assert only(wrong(config)).what == "c.py:3: total_batch_size: not a plain value"
+    assert "does not exist" in only(wrong("5", "missing.py", script=LAUNCH)).what
+    assert "depth" in only(wrong("5", write("d.py", "depth =\n"), script=LAUNCH)).what
+
+
+def test_two_configs_are_one_too_many(home: Path, write: Write) -> None:
+    a, b = write("a.py", ""), write("b.py", "")
+    assert "'b.py' is one argument too many" in only(wrong(a, b)).what
+    assert "'b.py' is one argument too many" in only(wrong(f"--config={a}", b)).what
+
+
+def test_the_simple_script_wants_a_config(home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
+    monkeypatch.setattr(request, "ROOT", ROOT)
+    monkeypatch.chdir(ROOT)
+    problem = only(wrong(script=SIMPLE))
+    assert problem.what == "no config given"
+    assert problem.allowed.endswith("aggressive, balanced, conservative, quickstart")
+    assert shell.read(problem.fixes[0]).config_file == Path("configs/dual_gpu/quickstart.py")
+
+
+def test_a_resumed_run_needs_no_config_whoever_asks_for_it(home: Path) -> None:
+    make_run(home / "experiments", "r1")
+    assert ask("--resume=r1", script=SIMPLE).resume_from is not None
+    assert ask(script=SIMPLE, env={"DUET_RESUME": "r1"}).resume_from is not None
+
+
+# ── N ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("word", ["0", "two", "1025", "-1", "1.5", "2x", "", "²", "9" * 5000])
+def test_a_number_of_processes_that_is_none(word: str, home: Path, write: Write) -> None:
+    # `-1` looks like a flag to the parser: it is told as one, and then N is missing.
+    problem = wrong(word, write("c.py", ""), script=LAUNCH)[0]
+    assert (f"the number of processes is {word[:20]!r}"[:45] in problem.what) or word == "-1"
+    assert "from 1 to 1024" in problem.allowed or word == "-1"
+
+
+def test_the_number_of_processes_is_missing(home: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = only(wrong(script=LAUNCH))
+    assert problem.what == "the number of processes is missing"
+    assert problem.allowed == "a whole number from 1 to 1024: how many processes to start"
+    monkeypatch.chdir(ROOT)
+    assert shell.read(problem.fixes[0]).ranks == 2
+    monkeypatch.chdir(home)
+    assert "'--'" not in problem.what
+    forgotten = wrong(str(CONFIGS / "balanced.py"), script=LAUNCH)
+    assert "balanced.py" in forgotten[0].what and "first argument" in forgotten[0].what
+
+
+# ── the batch ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_batch_that_does_not_divide(home: Path, write: Write, shell: Shell) -> None:
+    config = write("my config.py", "device_batch_size = 16\ntotal_batch_size = 49152\nmax_seq_len = 2048\n")
+    problem = only(wrong(config, "--seed", "7", script=SIMPLE))
+    assert problem.what == (
+        "total_batch_size 49152 (from my config.py:2) does not divide by device_batch_size 16 (from my config.py:1) "
+        "× max_seq_len 2048 (from my config.py:3) × 2 ranks = 65536"
+    )
+    assert problem.allowed == "a multiple of 65536 tokens"
+    assert problem.fixes == [
+        "./train_dual_gpu.sh 'my config.py' --seed 7 --total_batch_size=65536",
+        "./train_dual_gpu.sh 'my config.py' --seed 7 --device_batch_size=12",
+    ]
+    sizes = [(r.config.total_batch_size, r.config.device_batch_size, r.config.seed) for r in map(shell.read, problem.fixes)]
+    assert sizes == [(65536, 16, 7), (49152, 12, 7)]
+
+
+@pytest.mark.parametrize("script", [SIMPLE, ENHANCED, LAUNCH, TRAIN])
+def test_the_suggested_batches_pass_when_pasted(script: str, home: Path, write: Write, shell: Shell) -> None:
+    chance = random.Random(script)
+    config = write("it's a\tconfig.py", f"data = '{write('a.txt', 'text')}'\n")
+    forms = ["--{}={}", "--{} {}"]
+    pasted = 0
+    for _ in range(40):
+        ranks = {SIMPLE: 2, ENHANCED: 2, TRAIN: 1}.get(script) or chance.randint(1, 9)
+        sizes = {"device-batch-size": chance.choice([1, 3, 8, 14, "auto"]), "max_seq_len": chance.choice([64, 100, 1536])}
+        sizes["total_batch_size"] = chance.randint(1, 300_000)
+        args = [str(ranks)] * (script == LAUNCH) + [config]
+        for name, value in sizes.items():
+            args += chance.choice(forms).format(name, value).split(" ")
+        try:
+            ask(*args, script=script)
+        except UserError as error:
+            for fix in only(error.problems).fixes:
+                # Pasting costs a process: bash for a few, its rules by shlex for the others.
+                found = shell.read(fix) if pasted < 6 else ask(*shlex.split(fix)[2 if script == TRAIN else 1 :], script=script)
+                pasted += 1
+                assert found.ranks == ranks
+                assert found.config.max_seq_len == sizes["max_seq_len"]
+                assert found.config_file == Path(config)
+    assert pasted > 20
+
+
+def test_an_automatic_device_batch_needs_a_total_that_divides(home: Path, shell: Shell) -> None:
+    assert ask("--device_batch_size=auto").config.device_batch_size == "auto"
+    problem = only(wrong("--device_batch_size=auto", "--total_batch_size=24577"))
+    assert "device_batch_size auto (from --device_batch_size on the command line)" in problem.what
+    assert [shell.read(f).config.total_batch_size for f in problem.fixes] == [24576, 27648]
+
+
+# ── resume ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_resumed_run_keeps_its_configuration(home: Path, write: Write) -> None:
+    make_run(home / "experiments", "r1", depth=3, seed=5, out_dir="somewhere else", resume="older")
+    found = ask("--resume=r1", "--seed=6", write("c.py", "depth = 9\nretries = 7\n"))
+    assert (found.config.depth, found.config.seed, found.config.retries) == (3, 6, 7)
+    assert found.origins["depth"] == "from resumed run r1"
+    assert (found.config.out_dir, found.config.resume) == ("experiments", "r1")
+    assert found.notes == ["resumed run wins over c.py: depth stays 3"]
+    assert found.resume_from is not None
+    assert found.resume_from.path == home / "experiments/r1"
+
+
+def test_ways_to_name_the_run_to_resume(home: Path, tmp_path: Path) -> None:
+    experiments = home / "experiments"
+    make_run(experiments, "old", depth=3)
+    make_run(experiments, "new run", depth=4)
+    os.utime(experiments / "old/plan.json", (1000, 1000))
+    make_run(tmp_path / "elsewhere", "x", depth=5)
+    for text, depth in {
+        "old": 3,
+        "new run": 4,
+        "latest": 4,
+        str(experiments / "old"): 3,
+        "experiments/old": 3,
+        str(tmp_path / "elsewhere/x"): 5,
+    }.items():
+        assert ask(f"--resume={text}").config.depth == depth
+    assert ask("--resume=latest", f"--out_dir={tmp_path}/elsewhere").config.depth == 5
+    assert ask("--resume=", "--depth=6").resume_from is None
+
+
+def test_nothing_to_resume(home: Path) -> None:
+    problem = only(wrong("--resume=latest"))
+    assert problem.what == f"resume is 'latest' (from --resume on the command line), but there is no run in {home}/experiments"
+    assert problem.allowed == "a run directory"
+
+
+def test_an_unknown_run_to_resume(home: Path) -> None:
+    for n in range(5):
+        make_run(home / "experiments", f"r{n}", depth=n + 1)
+    problem = only(wrong("--resume=nosuch", "--seed=1"))
+    assert problem.what.startswith("resume is 'nosuch' (from --resume on the command line): no run there")
+    assert problem.fixes == ["--resume=r4", "--resume=r3", "--resume=r2"]
+    make_run(home / "experiments", "r5 of a user")
+    for fix in only(wrong("--resume=nosuch", "--seed=1")).fixes:
+        assert ask(*with_flag(["--resume=nosuch", "--seed=1"], fix)).resume_from is not None
+    assert "(from DUET_RESUME in the environment)" in only(wrong(env={"DUET_RESUME": "nosuch"})).what
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"a": 1}', '{"config": [1]}', '{"config": null}', '{"config": {'])
+def test_a_run_with_a_damaged_plan_can_not_be_resumed(content: str, home: Path) -> None:
+    run = make_run(home / "experiments", "r1")
+    run.plan.write_text(content)
+    assert only(wrong("--resume=r1")).what.startswith("resume is 'r1' (from --resume on the command line)")
+
+
+def test_a_value_of_the_resumed_run_that_is_none_any_more(home: Path) -> None:
+    make_run(home / "experiments", "r1", depth="twelve", gone=1)
+    assert only(wrong("--resume=r1")).what == "depth is 'twelve' (from resumed run r1), a str"
+
+
+# ── run_name ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["a", "run.1_B-2", "训练", "x" * 128])
+def test_good_run_names(name: str, home: Path) -> None:
+    assert ask(f"--run_name={name}").config.run_name == name
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "a/b", "../a", ".", "..", ".hidden", "-x", "a\nb", "a;b", "$(x)", "a'b", "a\\b", "x" * 129, "训" * 128]
+)
+def test_bad_run_names(name: str, home: Path) -> None:
+    problem = only(wrong(f"--run_name={name}"))
+    assert problem.what.startswith(f"run_name is {name!r} (from --run_name on the command line)")
+    assert problem.allowed == "letters, digits, dot, dash and underscore, at most 128"
+
+
+def test_a_run_name_that_is_taken(home: Path) -> None:
+    make_run(home / "experiments", "mine")
+    problem = only(wrong("--run_name=mine"))
+    assert f"{home}/experiments/mine is there already" in problem.what
+    assert [ask(*with_flag([], f)).config.run_name for f in problem.fixes] == ["", "mine_2"]
+    # Resuming it under its own name is no clash.
+    assert ask("--resume=mine", "--run_name=mine").resume_from is not None
+
+
+def test_the_names_offered_instead_of_a_taken_one_are_free(home: Path) -> None:
+    make_run(home / "experiments", "mine")
+    make_run(home / "experiments", "mine_2")
+    (home / "experiments/folder").mkdir()
+    make_run(home / "experiments", "y" * 127)
+    for name in ("mine", "folder", "y" * 127):
+        for fix in only(wrong(f"--run_name={name}")).fixes:
+            ask(*with_flag([f"--run_name={name}"] if fix.startswith("--run_name") else [], fix))
+
+
+# ── names no file system takes ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("flag", ["data", "config", "resume"])
+@pytest.mark.parametrize(
+    "path", ["x" * 300, "x/" * 3000, "~nosuchuser/x", "a\nb", "caf\udce9"], ids=["name", "path", "user", "line", "bytes"]
+)
+def test_a_path_that_can_not_be(flag: str, path: str, home: Path) -> None:
+    problem = only(wrong(f"--{flag}={path}.py" if flag == "config" else f"--{flag}={path}"))
+    assert problem.what.startswith((f"{flag} is ", f"{flag} "))
+
+
+@pytest.mark.parametrize("flag", ["out_dir", "log_dir"])
+def test_a_home_folder_of_nobody(flag: str, home: Path) -> None:
+    try:
+        found = ask(f"--{flag}=~nosuchuser/x")
+    except UserError as error:
+        assert flag in only(error.problems).what
+    else:  # as in bash: it is a folder of that name
+        assert "~nosuchuser" in str(found.experiments if flag == "out_dir" else found.logs)
+
+
+# ── the user's own command again ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("args", "changes", "expected"),
+    [
+        ([], {}, "./train_dual_gpu_enhanced.sh"),
+        ([], {"depth": 2}, "./train_dual_gpu_enhanced.sh --depth=2"),
+        (["--depth=3"], {"depth": 2}, "./train_dual_gpu_enhanced.sh --depth=2"),
+        (["--depth", "3", "c.py"], {"depth": 2}, "./train_dual_gpu_enhanced.sh c.py --depth=2"),
+        (["--max-seq-len", "3"], {"max_seq_len": 2}, "./train_dual_gpu_enhanced.sh --max_seq_len=2"),
+        (["--max-seq-len=3", "--seed=1"], {"max_seq_len": 2}, "./train_dual_gpu_enhanced.sh --seed=1 --max_seq_len=2"),
+        (["--dry_run", "c.py"], {"depth": 2}, "./train_dual_gpu_enhanced.sh --dry_run c.py --depth=2"),
+        (["a b.py", "--data=it's"], {}, "./train_dual_gpu_enhanced.sh 'a b.py' '--data=it'\"'\"'s'"),
+    ],
+)
+def test_the_command_with_changes(args: list[str], changes: dict[str, object], expected: str) -> None:
+    assert command(ENHANCED, args, **changes) == expected
+
+
+def test_the_command_of_the_entry_point() -> None:
+    assert command(TRAIN, ["c.py"], depth=2) == "python train.py c.py --depth=2"
+
+
+def test_a_rebuilt_command_means_the_same(shell: Shell) -> None:
+    chance = random.Random(3)
+    words = ["a b", "it's", 'say "x"', "$HOME", "`id`", "a\nb", "*", "训练", "", "--", "~", "!x", "#c", "a\\b", ";", "\t"]
+    for _ in range(10):
+        args = [chance.choice(words) if chance.random() < 0.5 else f"--data={chance.choice(words)}" for _ in range(6)]
+        assert shell.paste(command(ENHANCED, args)) == (ENHANCED, args)
+        script, changed = shell.paste(command(ENHANCED, args, seed=7))
+        assert (script, changed) == (ENHANCED, [*args, "--seed=7"])
+
+
+# ── as a program ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_as_a_program_it_only_checks(tmp_path: Path) -> None:
+    good = python("-m", "training.request", LAUNCH, "2", "--depth=3", cwd=tmp_path)
+    assert (good.returncode, good.stdout, good.stderr) == (0, "", "")
+    bad = python("-m", "training.request", LAUNCH, "zwei", "--depht=3", cwd=tmp_path, DUET_TYPO="1")
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert bad.stderr.count("[ERROR]") == 4
+    assert bad.stderr.endswith("3 problems; nothing was launched (exit 2)\n")
+    assert "    try:     --depth=3\n" in bad.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_runs_before_anything_is_installed(tmp_path: Path) -> None:
+    # -S: without site-packages, as on a fresh machine.
+    code = "import sys, os; from training import request; sys.argv = ['x', 'launch_train.sh', '2']; sys.exit(request.main())"
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=tmp_path, env=clean_environment(), capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -1,0 +1,141 @@
+"""The last screen of a run, and the commands in it."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.conftest import ENHANCED, LAUNCH, SIMPLE, TRAIN, Shell
+from training.config.schema import FIELDS, Config
+from training.rundir import RunDir, write_json
+from training.summary import longer, next_command, render
+
+FACTS = {
+    "status": "done",
+    "exit_code": 0,
+    "seconds": 75.2,
+    "steps": 400,
+    "tokens": 1_638_400,
+    "parameters": 450_000,
+    "loss_first": math.log(2) * 8,
+    "loss_last": math.log(2) * 3,
+    "val_bpb_first": 8.1,
+    "val_bpb_last": 3.25,
+    "tokens_per_s": 12345.6,
+    "step_ms": 331.84,
+    "checkpoint": "step_00000400",
+    "sample": "def f():\n    pass\n",
+}
+
+
+@pytest.fixture
+def run(home: Path) -> RunDir:
+    """A run in the default folder, as plan and training leave it."""
+    run = RunDir(home / "experiments/my run")
+    run.create()
+    write_json(run.plan, plan())
+    return run
+
+
+def plan(script: str = SIMPLE, ranks: int = 2, **config: Any) -> dict[str, Any]:
+    origins = {n: "from --x on the command line" if n in config else "default" for n in FIELDS}
+    return {
+        "command": {"script": script, "args": []},
+        "config": vars(Config(**{"num_iterations": 400} | config)),
+        "origins": origins,
+        "ranks": ranks,
+        "device": {"value": "cpu"},
+        "data": {"name": "stdlib"},
+        "log_file": "/logs/x.log",
+    }
+
+
+def screen(run: RunDir, plan: dict[str, Any], **facts: Any) -> str:
+    write_json(run.summary, FACTS | facts)
+    return render(run, plan)
+
+
+def test_what_was_trained_how_well_and_where_it_is(run: RunDir) -> None:
+    (run.checkpoints / "step_00000400").mkdir()
+    run.metrics.touch()
+    text = screen(run, plan())
+    for part in (
+        "GPT, depth 12, 0.45 M parameters",
+        "400 steps, 1.64 M tokens of stdlib in 1 min 15 s, 2 × cpu",
+        "8.000 → 3.000 bits per byte; validation 8.100 → 3.250",
+        "12,346 tokens/s, 331.8 ms per step",
+        "    │ def f():\n",
+        f"Run        {run.path}\n",
+        "plan.json, metrics.jsonl, checkpoints/step_00000400",
+        "Log        /logs/x.log",
+    ):
+        assert part in text
+    assert text.endswith("\n")
+
+
+def test_without_a_summary_there_is_nothing_to_show(run: RunDir) -> None:
+    assert render(run, plan()) == ""
+
+
+def test_what_was_not_measured_is_left_out(run: RunDir) -> None:
+    text = screen(run, plan(), val_bpb_first=None, val_bpb_last=None, sample=None)
+    assert "validation" not in text
+    assert "Sample" not in text
+
+
+def test_a_long_sample_is_cut(run: RunDir) -> None:
+    text = screen(run, plan(), sample="\n".join("x" * 300 for _ in range(40)))
+    assert text.count("│") == 12
+    assert max(map(len, text.splitlines())) < 140
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(3.21, "3.2 s"), (59.4, "59.4 s"), (75.2, "1 min 15 s"), (3600, "1 h 0 min"), (90061, "25 h 1 min")]
+)
+def test_durations(seconds: float, text: str, run: RunDir) -> None:
+    assert f" in {text}, " in screen(run, plan(), seconds=seconds)
+
+
+def test_twice_as_long() -> None:
+    limits = {"num_iterations": 0, "num_epochs": 0}
+    assert longer(limits | {"num_iterations": 400}, 400) == {"num_iterations": 800}
+    assert longer(limits | {"num_epochs": 3}, 900) == {"num_epochs": 6}
+    assert longer({"num_iterations": 400, "num_epochs": 3}, 400) == {"num_iterations": 800, "num_epochs": 6}
+    assert longer(limits, 123) == {"num_iterations": 246}
+
+
+def next_line(text: str) -> str:
+    """The command that goes on: the last line from the program's name to its end, as a person copies it."""
+    found = re.search(r"(\./train\S*\.sh|\./launch\S*\.sh|python train\.py) .*$", text.rstrip().splitlines()[-1])
+    assert found, text
+    return found.group()
+
+
+@pytest.mark.parametrize("status", ["done", "stopped"])
+@pytest.mark.parametrize(("script", "ranks"), [(SIMPLE, 2), (ENHANCED, 2), (LAUNCH, 2), (LAUNCH, 1), (TRAIN, 1)])
+def test_the_last_line_pasted_resumes_this_run(script: str, ranks: int, status: str, run: RunDir, shell: Shell) -> None:
+    found = shell.read(next_line(screen(run, plan(script, ranks), status=status, steps=200)))
+    assert found.script == script
+    assert found.ranks == ranks
+    assert found.resume_from is not None
+    assert found.resume_from.path == run.path
+    assert found.config.num_iterations == (800 if status == "done" else 400)
+
+
+def test_under_torchrun_the_ranks_are_started_by_it_again(run: RunDir) -> None:
+    assert next_command(plan(TRAIN, 4), run) == "torchrun --nproc_per_node=4 train.py --resume='my run'"
+
+
+def test_folders_that_the_user_named_are_kept(tmp_path: Path, home: Path, shell: Shell) -> None:
+    run = RunDir(tmp_path / "it's elsewhere/r")
+    run.create()
+    made = plan(out_dir=str(tmp_path / "it's elsewhere"), log_dir="my logs")
+    write_json(run.plan, made)
+    found = shell.read(next_command(made, run, num_iterations=9))
+    assert found.resume_from is not None
+    assert found.resume_from.path == run.path
+    assert (found.logs, found.config.num_iterations) == (home / "my logs", 9)
