@@ -1,0 +1,75 @@
+"""What a person at a terminal sees, through a real pseudo-terminal."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pexpect
+import pyte
+import pytest
+
+from tests.conftest import TOKEN
+from tests.e2e.conftest import TINY
+
+
+class Terminal:
+    """A person's terminal with a program on it."""
+
+    def __init__(self, argv: list[str], cwd: Path, env: dict[str, str], columns: int = 240, rows: int = 50) -> None:
+        self.screen = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self.screen)
+        self.raw = b""
+        self.child = pexpect.spawn(argv[0], argv[1:], cwd=str(cwd), env=env, dimensions=(rows, columns), timeout=60)
+
+    def until(self, text: str) -> None:
+        """Read until the screen shows `text`."""
+        while text not in "\n".join(self.screen.display):
+            self._feed(self.child.read_nonblocking(65536, timeout=60))
+
+    def rest(self) -> int:
+        """Read to the end; the exit status."""
+        while True:
+            try:
+                self._feed(self.child.read_nonblocking(65536, timeout=60))
+            except pexpect.EOF:
+                break
+        self.child.close()
+        return self.child.exitstatus if self.child.exitstatus is not None else -(self.child.signalstatus or 0)
+
+    def _feed(self, data: bytes) -> None:
+        self.raw += data
+        self._stream.feed(data)
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    flags = TINY | {"num_iterations": 2000, "log_every": 200, "out_dir": tmp_path / "experiments", "log_dir": tmp_path / "logs"}
+    return ["./launch_train.sh", "2", "configs/dual_gpu/quickstart.py", *(f"--{k}={v}" for k, v in flags.items())]
+
+
+def environment(token: str, **more: str) -> dict[str, str]:
+    return {**os.environ, TOKEN: token, "TERM": "xterm-256color", **more}
+
+
+def test_progress_bar_colours_and_ctrl_c(project: Path, command: list[str], token: str, tmp_path: Path) -> None:
+    terminal = Terminal(command, project, environment(token))
+    terminal.until("loss=")
+    bar = next(line for line in terminal.screen.display if "step/s" in line)
+    assert "/2000 [" in bar and "loss=" in bar
+    terminal.child.sendintr()
+    assert terminal.rest() == 130
+    assert b"\x1b[33m[WARNING]" in terminal.raw
+    end = "\n".join(terminal.screen.display)
+    assert "interrupted, checkpoint saved (exit 130)" in end and "--resume=" in end
+    assert "step/s" not in end, "the bar is gone at the end"
+    (log,) = (tmp_path / "logs").glob("*.log")
+    text = log.read_text()
+    assert "\x1b" not in text and "\r" not in text and "step/s" not in text, "the log has lines, not a moving bar"
+    assert "[WARNING]" in text and "Iter: 1," in text
+
+
+def test_no_color_is_respected(project: Path, command: list[str], token: str) -> None:
+    terminal = Terminal([*command, "--num_iterations=5"], project, environment(token, NO_COLOR="1"))
+    assert terminal.rest() == 2, "the flag is given twice"
+    assert b"\x1b[3" not in terminal.raw and b"[ERROR]" in terminal.raw
