@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 BATS_VERSION := 1.13.0
-SHELL_FILES := $(wildcard *.sh lib/*.sh .ci/run)
+SHELL_FILES := $(wildcard *.sh lib/*.sh tests/*.sh tests/shell/*.bash) .ci/run
 .DEFAULT_GOAL := help
 
 .PHONY: help env check test lint unit shell e2e bench lock clean
@@ -28,8 +28,8 @@ lint: env
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/shellcheck -x $(SHELL_FILES) tests/*.sh
-	.venv/bin/shfmt -i 2 -d $(SHELL_FILES) tests/*.sh
+	.venv/bin/shellcheck -x $(SHELL_FILES)
+	.venv/bin/shfmt -i 2 -d $(SHELL_FILES)
 
 unit: env
 	$(PY) -m pytest tests/unit -q
@@ -49,8 +49,9 @@ test: lint
 bench: env
 	$(PY) -m benchmarks.startup
 
-lock:
-	$(PY) -m pip install -q uv
+lock: env
+	$(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip -q
+	$(PY) -m pip install -q --disable-pip-version-check uv
 	$(PY) tests/lock.py
 
 clean:

@@ -22,8 +22,5 @@ source "$(dirname -- "$(readlink -f -- "$0")")/lib/init.sh"
 
 HELP_OPTIONS=0 help::answer "$0" "$@"
 # Any Python does, nothing is installed for looking: what it lacks (psutil, NVML) is shown as unknown.
-PY=$(python::any) || {
-  log::error "no python3 found on PATH (try: apt-get install python3)"
-  exit "$EXIT_RESOURCES"
-}
+PY=$(python::any) || exit
 exec "$PY" "$DUET_ROOT/lib/run_module.py" training.monitor "$@"

@@ -8,13 +8,16 @@ help::answer() {
   for arg in "$@"; do
     case $arg in
     --) return 0 ;;
-    -h | --help) help::print "$script" && exit 0 ;;
+    -h | --help)
+      help::print "$script"
+      exit
+      ;;
     esac
   done
 }
 
 help::print() {
-  local script=$1 line
+  local script=$1 line any
   {
     read -r line # the interpreter line
     while IFS= read -r line && [[ $line == '#'* ]]; do
@@ -22,7 +25,9 @@ help::print() {
       printf '%s\n' "${line# }"
     done
   } <"$script"
-  [[ ${HELP_OPTIONS:-1} == 1 ]] || return 0
-  # -I -S: nothing of the environment is loaded, so help answers at once.
-  "$(python::any)" -I -S -c 'import sys; sys.path.insert(0, sys.argv[1]); import training.config.help as h; print("\n".join(h.option_lines()))' "$DUET_ROOT"
+  [[ ${HELP_OPTIONS-} != 0 ]] || return 0
+  any=$(python::any) || return
+  # -I -S: nothing of the environment is loaded, so help answers at once. `--help | head` is no error: SIGPIPE as usual.
+  "$any" -I -S -c 'import signal, sys; signal.signal(signal.SIGPIPE, signal.SIG_DFL); sys.path.insert(0, sys.argv[1])
+import training.config.help as h; print("\n".join(h.option_lines()))' "$DUET_ROOT"
 }

@@ -9,9 +9,8 @@ set -euo pipefail
 shopt -s inherit_errexit
 
 DUET_ROOT=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-DUET_SCRIPT=$(basename -- "$0")
-# Python finds the package `training` from any folder the user stands in.
-export DUET_ROOT DUET_SCRIPT PYTHONPATH="$DUET_ROOT${PYTHONPATH:+:$PYTHONPATH}"
+DUET_SCRIPT=$(basename -- "$(readlink -f -- "$0")")
+export DUET_ROOT DUET_SCRIPT
 
 # Exit codes that the shell itself gives; the whole list is class Exit in training/errors.py.
 # shellcheck disable=SC2034 # used by the parts below

@@ -30,7 +30,7 @@ def open_log(path: str | os.PathLike[str]) -> None:
 
 
 def colourful(stream: TextIO) -> bool:
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def to_log(text: str) -> None:

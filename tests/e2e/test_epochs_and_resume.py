@@ -25,7 +25,7 @@ def small_text(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_many_epochs_with_workers_and_a_slow_progress_bar(launch: Launch, small_text: Path, persistent: bool) -> None:
     """The two traps of the original incident: workers at the epoch switch, and a bar that blocks rank 0 for longer than
     the limit of a collective would allow if it stood between barriers."""
@@ -39,13 +39,14 @@ def test_many_epochs_with_workers_and_a_slow_progress_bar(launch: Launch, small_
     assert {r["epoch"] for r in records} == set(range(1, 7))
 
 
+@pytest.mark.slow
 def test_workers_change_nothing(launch: Launch, small_text: Path) -> None:
     without = launch(*RUN, data=small_text, num_epochs=2, num_workers=0, **EPOCHS).ok()
     with_two = launch(*RUN, data=small_text, num_epochs=2, num_workers=2, **EPOCHS).ok()
     assert without.losses == with_two.losses
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_resume_after_kill_is_bit_exact(launch: Launch, small_text: Path, workers: int) -> None:
     """kill -9 of the launcher in the middle of the second epoch."""
     settings = {"data": small_text, "num_epochs": 4, "save_every": 7, "num_workers": workers, **EPOCHS}
@@ -72,6 +73,7 @@ def test_damaged_checkpoint_is_named_and_the_one_before_used(launch: Launch) -> 
     assert resumed.losses == whole.losses
 
 
+@pytest.mark.slow
 def test_resume_with_another_number_of_ranks_says_so(launch: Launch) -> None:
     launch(*RUN, name="two").ok()
     resumed = launch("./launch_train.sh", "1", tiny=False, resume="two", num_iterations=15).ok()

@@ -72,6 +72,7 @@ def test_recovery_after_a_killed_rank_resumes_from_the_checkpoint(launch: Launch
     assert run.losses == whole.losses, "nothing lost, nothing different"
 
 
+@pytest.mark.slow
 def test_recovery_gives_up_at_the_second_failure_at_one_step_and_never_retries_code(launch: Launch) -> None:
     enhanced = "./train_dual_gpu_enhanced.sh"
     again = launch(enhanced, RUN[2], hook=in_forward(1, 3, "os.kill(os.getpid(), 9)"))
@@ -90,7 +91,7 @@ def test_killed_launcher_leaves_nobody(launch: Launch, token: str) -> None:
     wait_until(lambda: not processes(token), 8, "everybody gone")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), pytest.param(signal.SIGUSR1, 75, marks=pytest.mark.slow)])
 def test_asked_to_stop_saves_a_checkpoint_and_resumes_exactly(launch: Launch, number: signal.Signals, code: int) -> None:
     run = launch(*RUN, name="stopped", num_iterations=200, save_every=0, num_workers=1)
     run.wait_for("Iter: 3,")

@@ -86,6 +86,7 @@ def test_accumulation_changes_nothing(launch: Launch) -> None:
     assert split.losses == pytest.approx(whole.losses, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_ddp_flags_change_nothing(launch: Launch) -> None:
     plain = launch("./launch_train.sh", "2", QUICKSTART, precision="fp32", device_batch_size=2).ok()
     static = launch("./launch_train.sh", "2", QUICKSTART, precision="fp32", device_batch_size=2, use_static_graph=True).ok()
@@ -146,6 +147,7 @@ def test_wandb_offline_disabled_and_no_login(launch: Launch) -> None:
     assert "disabled (no login" in auto.output and not (auto.run.path / "wandb").exists()
 
 
+@pytest.mark.slow
 def test_wandb_without_key_degrades_and_never_stops_or_leaks(launch: Launch) -> None:
     env = {"HOME": "/nonexistent", "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "k" * 40, "WANDB_INIT_TIMEOUT": "2"}
     run = launch("./launch_train.sh", "1", QUICKSTART, use_dummy_wandb="false", wandb_mode="online", env=env).ok()

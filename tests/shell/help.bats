@@ -1,0 +1,110 @@
+#!/usr/bin/env bats
+# --help: the header comment of the script and the option list; nothing needs to be installed for it.
+
+load helper
+
+setup() {
+  project::copy
+  before=$(project::listing)
+}
+
+teardown() {
+  is "$(project::listing)" "$before"
+}
+
+# The header comment of a script, as help shows it.
+header() {
+  sed -n '2,${/^#/!q; s/^# \{0,1\}//; p;}' "$1"
+}
+
+# Check what `run --separate-stderr` has from the help of a script with training options.
+is_help_of() {
+  is "$status" 0
+  is "$stderr" ''
+  is "${output:0:$(header "$1" | wc -m)}" "$(header "$1")"$'\n'
+  has "$output" '  --depth=int '
+  has "$output" '  --dry_run '
+  has "$output" 'Exit codes:'
+}
+
+@test "--help and -h print the header comment and the option list" {
+  for script in "${SCRIPTS[@]}"; do
+    for flag in --help -h; do
+      run --separate-stderr "./$script" "$flag"
+      is_help_of "$script"
+      has "$output" 'Usage:'
+      has "$output" 'Examples:'
+    done
+  done
+}
+
+@test "--help of the monitor prints its own options and none of training" {
+  [[ -f monitor_training.sh ]] || skip 'no monitor'
+  for flag in --help -h; do
+    run --separate-stderr ./monitor_training.sh "$flag"
+    is "$status" 0
+    is "$stderr" ''
+    is "$output" "$(header monitor_training.sh)"
+  done
+}
+
+@test "--help answers without .venv, and makes none" {
+  rm -r .venv
+  before=$(project::listing)
+  for script in "${SCRIPTS[@]}"; do
+    run --separate-stderr "./$script" --help
+    is_help_of "$script"
+  done
+}
+
+@test "--help answers from another folder, and takes no file there for its own" {
+  mkdir "$BATS_TEST_TMPDIR/elsewhere"
+  cd "$BATS_TEST_TMPDIR/elsewhere"
+  mkdir training
+  echo 'raise SystemExit("taken from the current folder")' | tee training/__init__.py re.py random.py >/dev/null
+  for script in "${SCRIPTS[@]}"; do
+    run --separate-stderr "$PROJECT/$script" --help
+    is_help_of "$PROJECT/$script"
+  done
+  cd "$PROJECT"
+}
+
+@test "--help answers through symbolic links and from PATH" {
+  ln -s "$PROJECT/train_dual_gpu.sh" "$BATS_TEST_TMPDIR/train dual"
+  ln -s 'train dual' "$BATS_TEST_TMPDIR/again"
+  run --separate-stderr "$BATS_TEST_TMPDIR/again" --help
+  is_help_of train_dual_gpu.sh
+  PATH=$PROJECT:$PATH run --separate-stderr train_dual_gpu.sh --help
+  is_help_of train_dual_gpu.sh
+  run --separate-stderr bash train_dual_gpu.sh --help
+  is_help_of train_dual_gpu.sh
+}
+
+@test "--help wins over everything else on the command line" {
+  run --separate-stderr ./train_dual_gpu.sh nowhere.py --depht=3 --help --dry_run
+  is_help_of train_dual_gpu.sh
+}
+
+@test "--help behind -- belongs to another program" {
+  # shellcheck disable=SC2016 # for the shell that runs it
+  run in_shell 'help::answer train_dual_gpu.sh "$@"; echo "went on"' 2 --script main.py -- --help -h
+  is "$status" 0
+  is "$output" 'went on'
+}
+
+@test "--help into a pipe that is closed early says nothing on standard error" {
+  # PIPESTATUS of the script may be 0 or 141 (SIGPIPE): it depends on who is faster.
+  errors=$({ ./train_dual_gpu.sh --help | true; } 2>&1)
+  is "$errors" ''
+}
+
+@test "--help without any Python prints the header, then what is missing" {
+  rm -r .venv
+  before=$(project::listing)
+  bare_machine
+  run --separate-stderr env PATH="$BARE" ./train_dual_gpu.sh --help
+  is "$status" 3
+  is "$output" "$(header train_dual_gpu.sh)"
+  is "$(without_times "$stderr")" \
+    '[ERROR] no Python 3.10 or newer found on PATH (try: apt-get install python3 python3-venv)'
+}

@@ -1,0 +1,103 @@
+# shellcheck shell=bash
+# Shared by the .bats files: the project as a user has it, in a path with a space and a quote, and stubbed tools.
+
+bats_require_minimum_version 1.5.0
+ROOT=$(CDPATH='' cd -P -- "$BATS_TEST_DIRNAME/../.." && pwd)
+REAL_PYTHON=$ROOT/.venv/bin/python          # has everything of the lock files
+QUOTED_PYTHON=$(printf '%q' "$REAL_PYTHON") # for the code of a stub
+SCRIPTS=(train_dual_gpu.sh train_dual_gpu_enhanced.sh launch_train.sh)
+QUICKSTART=configs/dual_gpu/quickstart.py
+export ROOT REAL_PYTHON QUOTED_PYTHON SCRIPTS QUICKSTART
+
+# What the person who runs the tests has set must not decide them.
+unset VIRTUAL_ENV CONDA_PREFIX TORCH_LOCAL_PATH PYTHONPATH NO_COLOR CDPATH "${!DUET_@}"
+
+# A copy of the project with a ready environment; PROJECT is its folder.
+project::copy() {
+  PROJECT="$BATS_TEST_TMPDIR/a user's folder/du et"
+  mkdir -p "$PROJECT"
+  project::_files | tar -C "$ROOT" --null -T - -cf - | tar -C "$PROJECT" -xf -
+  cd "$PROJECT" || return
+  project::environment
+}
+
+# Names of the files that git has or would take, NUL-delimited; not those just deleted by hand.
+project::_files() {
+  local name
+  git -C "$ROOT" ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' name; do
+    if [[ -f $ROOT/$name ]]; then printf '%s\0' "$name"; fi
+  done
+}
+
+# A .venv that is complete as far as the scripts can see. A wrapper, no link: nothing a test does reaches the real one.
+project::environment() {
+  mkdir -p .venv/bin
+  executable .venv/bin/python <<<"exec $QUOTED_PYTHON \"\$@\""
+  in_shell 'python::_stamp' >.venv/duet.stamp
+}
+
+# Everything in the project, for 'nothing was left behind'; compiled Python files are no trace.
+project::listing() {
+  find . -name __pycache__ -prune -o -print | sort
+}
+
+# Run shell code with the project's library loaded. Usage: in_shell CODE ARGS…
+in_shell() {
+  local code=$1
+  shift
+  bash -c 'source lib/init.sh; eval "$0"' "$code" "$@"
+}
+
+# Make FILE a shell script with the code on standard input. Usage: executable FILE
+executable() {
+  {
+    echo '#!/bin/sh'
+    cat
+  } >"$1"
+  chmod +x "$1"
+}
+
+# Put a tool first on PATH. Usage: stub NAME <<<CODE
+stub() {
+  mkdir -p "$BATS_TEST_TMPDIR/stubs"
+  executable "$BATS_TEST_TMPDIR/stubs/$1"
+  [[ :$PATH: == *:$BATS_TEST_TMPDIR/stubs:* ]] || PATH=$BATS_TEST_TMPDIR/stubs:$PATH
+}
+
+# A machine that has nothing but the basic tools and the stubs: no Python of any version. Sets BARE, a value for PATH.
+bare_machine() {
+  local tool
+  mkdir -p "$BATS_TEST_TMPDIR/bare" "$BATS_TEST_TMPDIR/stubs"
+  for tool in bash env sh cat cksum dirname basename readlink mkdir rm cp; do
+    ln -s "$(command -v "$tool")" "$BATS_TEST_TMPDIR/bare/$tool"
+  done
+  # shellcheck disable=SC2034 # for the test
+  BARE=$BATS_TEST_TMPDIR/stubs:$BATS_TEST_TMPDIR/bare
+}
+
+# `output` and `stderr` without the time of each message.
+without_times() {
+  sed -E 's/^(\[[A-Z]+\]) [0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2} /\1 /' <<<"$1"
+}
+
+# Checks that say what differs. Usage: is ACTUAL EXPECTED; has TEXT PART; has_not TEXT PART
+is() {
+  [[ $1 == "$2" ]] || {
+    printf 'expected: %s\n  actual: %s\n' "$2" "$1"
+    return 1
+  }
+}
+
+has() {
+  [[ $1 == *"$2"* ]] || {
+    printf 'missing: %s\n in: %s\n' "$2" "$1"
+    return 1
+  }
+}
+
+has_not() {
+  [[ $1 != *"$2"* ]] || {
+    printf 'not wanted: %s\n in: %s\n' "$2" "$1"
+    return 1
+  }
+}

@@ -1,0 +1,252 @@
+#!/usr/bin/env bats
+# lib/python.sh: which Python is used, and when .venv is made. The installation itself is in test_environment.py.
+
+load helper
+
+setup() {
+  project::copy
+  MADE=$BATS_TEST_TMPDIR/made
+  touch "$MADE"
+}
+
+# A python3 on PATH that 'installs' in no time: notes it in MADE, and writes what lib/environment.py would.
+quick_installer() {
+  executable "$BATS_TEST_TMPDIR/made python" <<<"exec $QUOTED_PYTHON \"\$@\""
+  stub python3 <<EOF
+case \$1:\$2 in
+*/environment.py:make)
+  echo "\$3" >>'$MADE'
+  rm -rf .venv # never write through a link in it
+  mkdir -p .venv/bin
+  cp '$BATS_TEST_TMPDIR/made python' .venv/bin/python
+  printf '%s' "\$4" >.venv/duet.stamp
+  exit "\${INSTALLER_STATUS:-0}" ;;
+esac
+exec $QUOTED_PYTHON "\$@"
+EOF
+}
+
+# An active environment whose Python answers `environment.py missing` with TEXT and STATUS. Usage: active DIR STATUS TEXT
+active() {
+  mkdir -p "$1/bin"
+  executable "$1/bin/python" <<EOF
+case \$1:\$2 in */environment.py:missing) echo '$3'; exit $2 ;; esac
+echo "\$*" >>'$1/used'
+exec $QUOTED_PYTHON "\$@"
+EOF
+}
+
+plan() {
+  run --separate-stderr ./train_dual_gpu.sh "$QUICKSTART" --device=cpu --dry_run
+}
+
+# Check that the environment was made so many times, and that the plan was shown.
+planned_after_making() {
+  is "$status" 0
+  has "$output" 'Plan (dry run'
+  is "$(wc -l <"$MADE" | tr -d ' ')" "$1"
+}
+
+@test "a ready .venv is used as it is, and no other Python is started" {
+  stub python3 <<<'echo called >&2; exit 1'
+  plan
+  planned_after_making 0
+  is "$stderr" ''
+}
+
+@test "no .venv: it is made, and the run goes on" {
+  rm -r .venv
+  quick_installer
+  plan
+  planned_after_making 1
+  is "$(cat "$MADE")" "$PROJECT"
+  has "$stderr" '[INFO] '
+  has "$stderr" "making the environment .venv with $BATS_TEST_TMPDIR/stubs/python3"
+  has "$stderr" "environment ready: $PROJECT/.venv"
+  plan
+  planned_after_making 1
+  is "$stderr" ''
+}
+
+@test "a .venv without stamp (interrupted), with another lock file, of a Python that is gone: made again" {
+  quick_installer
+  rm .venv/duet.stamp
+  plan
+  planned_after_making 1
+  echo 'new-requirement==1.0' >>requirements.lock
+  plan
+  planned_after_making 2
+  ln -sf /nowhere/python3.11 .venv/bin/python
+  plan
+  planned_after_making 3
+  # The interpreter behind the link has become another one: there are no packages for it.
+  ln -sf "$(readlink -f "$REAL_PYTHON")" .venv/bin/python
+  plan
+  planned_after_making 4
+}
+
+@test "a typing error is answered before the installation" {
+  rm -r .venv
+  quick_installer
+  for words in '--depht=3' '--seed= --depth=0' 'nowhere.py'; do
+    # shellcheck disable=SC2086 # several words
+    run --separate-stderr ./launch_train.sh 2 $words
+    is "$status" 2
+    is "$(cat "$MADE")" ''
+    [[ ! -e .venv ]]
+  done
+}
+
+@test "an installation that fails, or that Ctrl-C ends: its exit status, and no plan" {
+  rm -r .venv
+  quick_installer
+  for code in 3 130; do
+    rm -rf .venv
+    INSTALLER_STATUS=$code plan
+    is "$status" "$code"
+    is "$output" ''
+    has_not "$stderr" 'environment ready'
+  done
+}
+
+@test "no Python 3.10 or newer: exit 3 and what to install" {
+  rm -r .venv
+  bare_machine
+  for old in python3 python; do stub "$old" <<<'exit 1'; done
+  run --separate-stderr env PATH="$BARE" ./train_dual_gpu.sh "$QUICKSTART"
+  is "$status" 3
+  is "$output" ''
+  is "$(without_times "$stderr")" \
+    '[ERROR] no Python 3.10 or newer found on PATH (try: apt-get install python3 python3-venv)'
+  [[ ! -e .venv ]]
+}
+
+@test "an old python3 first on PATH: a newer one by another name, or further back on PATH, is found" {
+  rm -r .venv
+  bare_machine
+  quick_installer
+  mkdir "$BATS_TEST_TMPDIR/old"
+  executable "$BATS_TEST_TMPDIR/old/python3" <<<'exit 1'
+  run --separate-stderr env PATH="$BATS_TEST_TMPDIR/old:$BARE" ./train_dual_gpu.sh "$QUICKSTART" --device=cpu --dry_run
+  planned_after_making 1
+  rm -r .venv
+  mv "$BATS_TEST_TMPDIR/stubs/python3" "$BATS_TEST_TMPDIR/stubs/python3.12"
+  run --separate-stderr env PATH="$BATS_TEST_TMPDIR/old:$BARE" ./train_dual_gpu.sh "$QUICKSTART" --device=cpu --dry_run
+  planned_after_making 2
+}
+
+@test "help does not wait for a version manager's shim when there is another Python" {
+  rm -r .venv
+  bare_machine
+  mkdir "$BATS_TEST_TMPDIR/shims"
+  executable "$BATS_TEST_TMPDIR/shims/python3" <<<"echo called >&2; exec $QUOTED_PYTHON \"\$@\""
+  run --separate-stderr env PATH="$BATS_TEST_TMPDIR/shims:$BARE" ./train_dual_gpu.sh --help
+  is "$status" 0
+  has "$stderr" called
+  stub python3 <<<"exec $QUOTED_PYTHON \"\$@\""
+  run --separate-stderr env PATH="$BATS_TEST_TMPDIR/shims:$BARE" ./train_dual_gpu.sh --help
+  is "$status" 0
+  is "$stderr" ''
+}
+
+@test "an active environment that has everything is used as it is, nothing is made" {
+  rm -r .venv
+  quick_installer
+  active "$BATS_TEST_TMPDIR/their env" 0 ''
+  for name in VIRTUAL_ENV CONDA_PREFIX; do
+    rm -f "$BATS_TEST_TMPDIR/their env/used"
+    run --separate-stderr env "$name=$BATS_TEST_TMPDIR/their env" ./train_dual_gpu.sh "$QUICKSTART" --device=cpu --dry_run
+    planned_after_making 0
+    is "$stderr" ''
+    has "$(cat "$BATS_TEST_TMPDIR/their env/used")" 'training.plan train_dual_gpu.sh'
+    [[ ! -e .venv ]]
+  done
+}
+
+@test "an active environment that lacks something: said what, .venv is used" {
+  active "$BATS_TEST_TMPDIR/poor" 1 'no torch (2.9 or newer is needed), no tqdm'
+  VIRTUAL_ENV=$BATS_TEST_TMPDIR/poor plan
+  planned_after_making 0
+  is "$(without_times "$stderr")" \
+    "[INFO] the active environment $BATS_TEST_TMPDIR/poor is not used: no torch (2.9 or newer is needed), no tqdm"
+  [[ ! -e $BATS_TEST_TMPDIR/poor/used ]]
+}
+
+@test "an active environment whose Python does not run: said, .venv is used" {
+  mkdir -p "$BATS_TEST_TMPDIR/broken/bin"
+  executable "$BATS_TEST_TMPDIR/broken/bin/python" <<<'echo Traceback >&2; exit 1'
+  CONDA_PREFIX=$BATS_TEST_TMPDIR/broken plan
+  planned_after_making 0
+  is "$(without_times "$stderr")" \
+    "[INFO] the active environment $BATS_TEST_TMPDIR/broken is not used: its Python does not run or is too old"
+}
+
+# shellcheck disable=SC2030 # `run` sets status, output and stderr in this shell
+@test "an active environment that is .venv itself, by whatever path, or that is gone: no word about it" {
+  ln -s "$PROJECT" "$BATS_TEST_TMPDIR/link"
+  for there in "$PROJECT/.venv" "$BATS_TEST_TMPDIR/link/.venv" "$PROJECT/lib/../.venv" /nowhere; do
+    VIRTUAL_ENV=$there plan
+    planned_after_making 0
+    is "$stderr" ''
+  done
+}
+
+# A folder with an 'own build' of PyTorch. Usage: local_torch VERSION EXTENSION
+local_torch() {
+  LOCAL="$BATS_TEST_TMPDIR/my build"
+  rm -rf "$LOCAL"
+  mkdir -p "$LOCAL/torch/lib"
+  touch "$LOCAL/torch/__init__.py" "$LOCAL/torch/$2"
+  echo "__version__ = '$1'" >"$LOCAL/torch/version.py"
+}
+
+# Check that TORCH_LOCAL_PATH is refused for this reason. Usage: local_is_refused PATH REASON
+local_is_refused() {
+  TORCH_LOCAL_PATH=$1 plan
+  # shellcheck disable=SC2031 # `run` sets them in this shell
+  is "$status:$output:$(without_times "$stderr")" "3::[ERROR] TORCH_LOCAL_PATH is '$1' (environment): $2"
+}
+
+@test "TORCH_LOCAL_PATH that is no build of PyTorch: exit 3 and the reason" {
+  local_is_refused '/no where' 'there is no torch/__init__.py below it'
+  mkdir "$BATS_TEST_TMPDIR/empty"
+  local_is_refused "$BATS_TEST_TMPDIR/empty" 'there is no torch/__init__.py below it'
+  local_torch 2.13.0 other.so
+  local_is_refused "$LOCAL" 'torch is not built there'
+  local_torch 2.13.0 _C.cpython-27-x86_64-linux-gnu.so
+  local_is_refused "$LOCAL" "torch is built for another Python than $("$REAL_PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])'): _C.cpython-27-x86_64-linux-gnu.so"
+  local_torch 2.8.1 _C.so
+  local_is_refused "$LOCAL" 'torch 2.8 is too old, 2.9 or newer is needed'
+}
+
+@test "TORCH_LOCAL_PATH: the run finds it first, by PYTHONPATH and LD_LIBRARY_PATH, also by a relative path" {
+  local_torch 2.13.0+mine _C.so
+  cat >training/supervise.py <<'EOF'
+import os
+print(os.environ["PYTHONPATH"], os.environ["LD_LIBRARY_PATH"], sep="\n")
+EOF
+  for given in "$LOCAL" "../../my build" "$LOCAL/"; do
+    TORCH_LOCAL_PATH=$given PYTHONPATH=/mine LD_LIBRARY_PATH=/libs run --separate-stderr ./train_dual_gpu.sh "$QUICKSTART" --device=cpu
+    is "$status" 0
+    is "${lines[0]}" "$LOCAL:/mine"
+    is "${lines[1]}" "$LOCAL/torch/lib:/libs"
+    has "$stderr" "PyTorch from TORCH_LOCAL_PATH=$LOCAL (PYTHONPATH, LD_LIBRARY_PATH)"
+  done
+}
+
+@test "TORCH_LOCAL_PATH: .venv is made without torch, and made again for a run without it" {
+  rm -r .venv
+  quick_installer
+  local_torch 2.13.0 _C.so
+  TORCH_LOCAL_PATH=$LOCAL plan
+  planned_after_making 1
+  has "$(cat .venv/duet.stamp)" ' torch=local'
+  TORCH_LOCAL_PATH=$LOCAL plan
+  planned_after_making 1
+  plan
+  planned_after_making 2
+  has_not "$(cat .venv/duet.stamp)" local
+  # A .venv that has a torch of its own serves: the user's comes first.
+  TORCH_LOCAL_PATH=$LOCAL plan
+  planned_after_making 2
+}

@@ -1,0 +1,166 @@
+#!/usr/bin/env bats
+# From the plan to the supervisor: what reaches it, what comes back, and what a dry run leaves.
+
+load helper
+
+setup() {
+  project::copy
+}
+
+# Put a Python program in the place of the supervisor.
+supervisor() {
+  cat >training/supervise.py
+}
+
+# A supervisor that writes its arguments and environment, NUL-delimited, to argv and environ.
+recording_supervisor() {
+  supervisor <<'EOF'
+import os, pathlib, sys
+there = pathlib.Path(os.environ["RECORD"])
+there.joinpath("argv").write_bytes(b"".join(os.fsencode(a) + b"\0" for a in sys.argv[1:]))
+there.joinpath("environ").write_bytes(b"".join(os.fsencode(f"{k}={v}") + b"\0" for k, v in os.environ.items()))
+there.joinpath("pid").write_text(str(os.getpid()))
+EOF
+  export RECORD=$BATS_TEST_TMPDIR
+}
+
+# The value of a variable in the recorded environment, whatever characters it has.
+recorded() {
+  local entry
+  local -a entries
+  mapfile -d '' -t entries <"$RECORD/environ"
+  for entry in "${entries[@]}"; do
+    if [[ $entry == "$1="* ]]; then
+      printf '%s' "${entry#*=}"
+      return
+    fi
+  done
+  return 1
+}
+
+@test "--dry_run prints the plan on standard output, says nothing else, leaves nothing" {
+  before=$(project::listing)
+  for start in "./train_dual_gpu.sh $QUICKSTART" "./train_dual_gpu_enhanced.sh --config=$QUICKSTART" "./launch_train.sh 2 $QUICKSTART"; do
+    read -ra words <<<"$start"
+    run --separate-stderr "${words[@]}" --device=cpu --dry_run
+    is "$status" 0
+    is "$stderr" ''
+    is "${lines[0]}" 'Plan (dry run: nothing is launched, nothing was written)'
+    has "$output" '  2 ranks by spawn:'
+    has "$output" 'Configuration'
+    has "$output" 'device                  '
+    has "$output" 'OMP_NUM_THREADS='
+    is "$(project::listing)" "$before"
+  done
+}
+
+@test "a dry run that finds a resource missing: the plan on standard output, exit 3" {
+  before=$(project::listing)
+  run --separate-stderr ./train_dual_gpu.sh "$QUICKSTART" --device=cpu --out_dir=/proc/nowhere --dry_run
+  is "$status" 3
+  has "$output" 'Plan (dry run'
+  has "$output" 'try: --out_dir=/another/folder'
+  is "$(project::listing)" "$before"
+}
+
+@test "a resource that is missing: exit 3, nothing left behind" {
+  before=$(project::listing)
+  run --separate-stderr ./train_dual_gpu.sh "$QUICKSTART" --device=cpu --out_dir=/proc/nowhere
+  is "$status" 3
+  is "$output" ''
+  has "$stderr" 'nothing was launched (exit 3)'
+  is "$(project::listing)" "$before"
+}
+
+@test "the exit status of the supervisor is the script's" {
+  supervisor <<<'raise SystemExit(7)'
+  for start in "./train_dual_gpu.sh $QUICKSTART" "./train_dual_gpu_enhanced.sh --config=$QUICKSTART" "./launch_train.sh 1 $QUICKSTART"; do
+    read -ra words <<<"$start"
+    run "${words[@]}" --device=cpu
+    is "$status" 7
+  done
+  for code in 0 4 75; do
+    supervisor <<<"raise SystemExit($code)"
+    run ./train_dual_gpu.sh "$QUICKSTART" --device=cpu
+    is "$status" "$code"
+  done
+}
+
+@test "a supervisor that a signal kills: the script dies of it too" {
+  supervisor <<<'import os, signal; os.kill(os.getpid(), signal.SIGKILL)'
+  run ./train_dual_gpu.sh "$QUICKSTART" --device=cpu
+  is "$status" 137
+}
+
+@test "the script becomes the supervisor: the same process" {
+  recording_supervisor
+  ./train_dual_gpu.sh "$QUICKSTART" --device=cpu &
+  wait "$!"
+  is "$(cat "$RECORD/pid")" "$!"
+}
+
+@test "arguments and variables reach the supervisor whole: spaces, quotes, newlines" {
+  recording_supervisor
+  odd=$BATS_TEST_TMPDIR/$'two\nlines, a \'quote\', a "double" one, a \\ and a $HOME'
+  run --separate-stderr ./train_dual_gpu.sh "$QUICKSTART" --device=cpu --out_dir="$odd/runs" --log_dir="$odd/logs" --run_name=odd
+  is "$status" 0
+  mapfile -d '' -t argv <"$RECORD/argv"
+  is "${#argv[@]}" 1
+  is "${argv[0]}" "$odd/runs/odd"
+  is "$(recorded DUET_RUN_DIR)" "$odd/runs/odd"
+  has "$(recorded DUET_LOG_FILE)" "$odd/logs/train_dual_gpu_"
+  is "$(recorded PYTHONUNBUFFERED)" 1
+  # The files themselves: one NUL after each word, and nothing else.
+  is "$(tr -cd '\0' <"$odd/runs/odd/launch.argv" | wc -c | tr -d ' ')" 4
+  is "$(tail -c 1 "$odd/runs/odd/launch.env" | od -An -tx1 | tr -d ' ')" 00
+}
+
+@test "the user's own variables are not touched" {
+  recording_supervisor
+  OMP_NUM_THREADS=3 MINE=$'a\n b' PYTHONPATH=/mine run ./train_dual_gpu.sh "$QUICKSTART" --device=cpu
+  is "$status" 0
+  is "$(recorded OMP_NUM_THREADS)" 3
+  is "$(recorded MINE)" $'a\n b'
+  is "$(recorded PYTHONPATH)" "/mine"
+}
+
+@test "the enhanced script has more stages: the resource report, --analyse, --recover" {
+  recording_supervisor
+  run --separate-stderr ./train_dual_gpu_enhanced.sh --config="$QUICKSTART" --device=cpu --run_name=more
+  is "$status" 0
+  mapfile -d '' -t argv <"$RECORD/argv"
+  is "${argv[*]}" "$PROJECT/experiments/more --analyse --recover"
+  has "$stderr" 'resource check'
+  has "$(cat logs/train_dual_gpu_enhanced_*.log)" 'resource check'
+}
+
+@test "started in another folder: runs stand in the project, the user's paths where he is" {
+  recording_supervisor
+  mkdir "$BATS_TEST_TMPDIR/elsewhere"
+  cd "$BATS_TEST_TMPDIR/elsewhere"
+  mkdir training
+  echo 'raise SystemExit("taken from the current folder")' | tee training/__init__.py training/plan.py random.py >/dev/null
+  echo "words of the user, $(printf '%01000d' 7)" >"my text.txt"
+  run "$PROJECT/train_dual_gpu.sh" "$PROJECT/$QUICKSTART" --device=cpu --data='my text.txt' --run_name=here
+  is "$status" 0
+  is "$(recorded DUET_RUN_DIR)" "$PROJECT/experiments/here"
+  is "$(ls)" $'my text.txt\nrandom.py\ntraining'
+}
+
+@test "through a symbolic link with another name" {
+  recording_supervisor
+  ln -s "$PROJECT/train_dual_gpu.sh" "$BATS_TEST_TMPDIR/train"
+  run "$BATS_TEST_TMPDIR/train" "$QUICKSTART" --device=cpu
+  is "$status" 0
+  has "$(recorded DUET_LOG_FILE)" "$PROJECT/logs/train_dual_gpu_"
+}
+
+@test "what the shell said before the plan stands in the log file too" {
+  recording_supervisor
+  mkdir -p "$BATS_TEST_TMPDIR/active/bin"
+  executable "$BATS_TEST_TMPDIR/active/bin/python" <<<'echo no torch; exit 1'
+  VIRTUAL_ENV=$BATS_TEST_TMPDIR/active run --separate-stderr ./train_dual_gpu.sh "$QUICKSTART" --device=cpu
+  is "$status" 0
+  is "$(without_times "${stderr_lines[0]}")" "[INFO] the active environment $BATS_TEST_TMPDIR/active is not used: no torch"
+  is "$(head -n 1 logs/train_dual_gpu_*.log)" "${stderr_lines[0]}"
+}

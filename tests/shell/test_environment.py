@@ -1,0 +1,423 @@
+"""The environment .venv, really made: real scripts, venv and pip; small packages instead of the gigabytes, except in the
+two tests at the end. Which Python is chosen, and when, is in python.bats."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, TOKEN, processes, wait_until
+from tests.shell import wheels
+
+DRY = ["./train_dual_gpu.sh", "configs/dual_gpu/quickstart.py", "--device=cpu", "--dry_run"]
+# What the person who runs the tests has set must not decide them.
+PERSONAL = ("VIRTUAL_ENV", "CONDA_PREFIX", "TORCH_LOCAL_PATH", "PYTHONPATH", "PYTHONHOME")
+
+
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+
+@dataclass
+class User:
+    """A person with a fresh copy of the project and a certain Python on PATH."""
+
+    folder: Path
+    env: dict[str, str]
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def venv(self) -> Path:
+        return self.folder / ".venv"
+
+    def start(self, *command: str, **env: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command or DRY,
+            cwd=self.folder,
+            env=self.env | env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, *command: str, **env: str) -> Done:
+        begin = time.monotonic()
+        process = self.start(*command, **env)
+        out, err = process.communicate(timeout=200)
+        return Done(process.returncode, out, err, time.monotonic() - begin)
+
+    def plan(self, **env: str) -> Done:
+        """A dry run that must work."""
+        done = self.run(**env)
+        assert done.code == 0, done.err
+        assert done.out.startswith("Plan (dry run"), done.out
+        return done
+
+    def installed(self) -> dict[str, str]:
+        code = "from importlib import metadata as m; [print(d.name, d.version) for d in m.distributions()]"
+        listed = subprocess.run([self.venv / "bin/python", "-I", "-c", code], capture_output=True, text=True, check=True).stdout
+        return dict(line.split() for line in listed.splitlines())
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the small wheels, and the lock file that wants them."""
+    folder = tmp_path_factory.mktemp("wheels")
+    (folder / "requirements.lock").write_text(wheels.write_all(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python that has pip and nothing else, as on a fresh machine."""
+    folder = tmp_path_factory.mktemp("base")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    return folder
+
+
+@pytest.fixture
+def new_user(project: Path, tmp_path: Path, token: str) -> Callable[[Path], User]:
+    """Make a user whose `python3` is that of this environment."""
+
+    def make(python: Path) -> User:
+        folder = tmp_path / "my user's work" / "du et"
+        shutil.copytree(project, folder, ignore=lambda where, _: (".venv", ".venv.lock") if where == str(project) else ())
+        env = {k: v for k, v in os.environ.items() if k not in PERSONAL and not k.startswith("DUET_")}
+        (tmp_path / "tmp").mkdir()  # a killed pip leaves folders there
+        return User(folder, env | {TOKEN: token, "TMPDIR": str(tmp_path / "tmp"), "PATH": f"{python / 'bin'}:{os.environ['PATH']}"})
+
+    return make
+
+
+@pytest.fixture
+def user(new_user: Callable[[Path], User], base: Path, index: Path) -> Iterator[User]:
+    """A user for whom the small packages are all there is."""
+    someone = new_user(base)
+    shutil.copy(index / "requirements.lock", someone.folder)
+    someone.env = {k: v for k, v in someone.env.items() if not k.startswith("PIP_")} | {
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_CACHE_DIR": "1",
+        "PIP_FIND_LINKS": str(index),
+        "NO_PROXY": "127.0.0.1",
+    }
+    yield someone
+    for process in someone.started:  # a failed test may leave one: it is ended, its pipes are closed
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def python_without(folder: Path, *modules: str) -> Path:
+    """A Python without pip that can not import these modules either."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    site = next(folder.glob("lib/python3*/site-packages"))
+    (site / "sitecustomize.py").write_text(
+        "import sys\nclass Missing:\n    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name in {modules!r}:\n            raise ModuleNotFoundError(f'No module named {{name!r}}')\n"
+        "sys.meta_path.insert(0, Missing())\n"
+    )
+    return folder
+
+
+def names(user: User) -> set[str]:
+    return set(user.installed())
+
+
+def test_the_first_run_makes_it_and_the_second_uses_it(user: User) -> None:
+    first = user.plan()
+    assert f"making the environment .venv with {user.env['PATH'].partition(':')[0]}/python3" in first.err
+    assert "Processing " in first.err and "Successfully installed" in first.err, "progress is shown"
+    assert f"environment ready: {user.venv}" in first.err
+    assert names(user) == set(wheels.PACKAGES)
+    second = user.plan()
+    assert second.err == "" and second.seconds < 1.0
+    assert not (user.folder / "experiments").exists() and not (user.folder / "logs").exists()
+
+
+def test_another_lock_file_makes_it_again_and_nothing_old_stays(user: User, index: Path) -> None:
+    user.plan()
+    lock = user.folder / "requirements.lock"
+    wheels.write_wheel(index, "tqdm", "5.0", {"tqdm/__init__.py": b""})
+    lock.write_text(lock.read_text().replace("tqdm==4.0", "tqdm==5.0").replace("wandb==0.31.0\n", ""))
+    assert "making the environment" in user.plan().err
+    assert user.installed()["tqdm"] == "5.0" and "wandb" not in user.installed()
+
+
+def test_a_python_that_is_gone_or_has_become_another(user: User) -> None:
+    """After an upgrade of the system: the stamp is right, the interpreter is not."""
+    user.plan()
+    python = user.venv / "bin/python"
+    target = python.resolve()
+    python.unlink()
+    python.symlink_to("/nowhere/python3.11")
+    assert "making the environment" in user.plan().err
+    (user.venv / "lib" / target.name).rename(user.venv / "lib/python3.9")
+    assert "making the environment" in user.plan().err
+    assert user.plan().err == ""
+
+
+def test_a_package_that_is_not_to_be_had(user: User) -> None:
+    lock = user.folder / "requirements.lock"
+    good = lock.read_text()
+    lock.write_text(good + "no-such-package==1.0\n")
+    done = user.run()
+    assert done.code == 3 and done.out == ""
+    assert "no-such-package" in done.err, "pip's own message"
+    assert "[ERROR]" in done.err and "the environment could not be made: pip failed" in done.err
+    assert user.run().code == 3, "and it does not count as made"
+    lock.write_text(good)
+    user.plan()
+
+
+@pytest.mark.parametrize("victim", ["the script", "its group", "environment.py", "pip"])
+def test_kill_9_in_the_middle(user: User, index: Path, token: str, victim: str) -> None:
+    """Nobody goes on installing behind our back, and the next run begins again."""
+    with wheels.Index(index, gated="wandb") as slow:
+        process = user.start(PIP_FIND_LINKS=slow.url)
+        assert slow.asked.wait(60)
+        assert (user.venv / "bin/python").exists() and not (user.venv / "duet.stamp").exists()
+        if victim == "its group":
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            mark = {"the script": "train_dual_gpu.sh", "environment.py": "environment.py make", "pip": "-r "}[victim]
+            (pid,) = (pid for pid, line in processes(token).items() if mark in line)
+            os.kill(pid, signal.SIGKILL)
+        process.communicate(timeout=20)
+        assert process.returncode not in (0, 2)
+        wait_until(lambda: not processes(token), 8, "nothing is left")
+        slow.open()
+        assert "making the environment" in user.plan(PIP_FIND_LINKS=slow.url).err
+    assert names(user) == set(wheels.PACKAGES)
+
+
+def test_kill_9_while_packages_are_copied(user: User) -> None:
+    """Half of the packages are there, bin/python too; only the stamp tells that it is not whole."""
+    user.plan()
+    shutil.rmtree(next(user.venv.glob("lib/python3*/site-packages/wandb")))
+    (user.venv / "duet.stamp").unlink()
+    user.plan()
+    assert next(user.venv.glob("lib/python3*/site-packages/wandb")).is_dir()
+
+
+def test_ctrl_c_in_the_middle(user: User, index: Path, token: str) -> None:
+    with wheels.Index(index, gated="wandb") as slow:
+        process = user.start(PIP_FIND_LINKS=slow.url)
+        assert slow.asked.wait(60)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+        _, err = process.communicate(timeout=20)
+        assert process.returncode == 130
+        assert "interrupted while making the environment (exit 130)" in err
+        assert "Traceback" not in err
+        wait_until(lambda: not processes(token), 8, "nothing is left")
+    user.plan()
+
+
+def test_two_first_runs_at_once(user: User, index: Path) -> None:
+    with wheels.Index(index, gated="wandb") as slow:
+        first = user.start(PIP_FIND_LINKS=slow.url)
+        assert slow.asked.wait(60)
+        second = user.start(PIP_FIND_LINKS=slow.url)
+        assert second.stderr
+        said = ""
+        while "waiting: another run is making the environment" not in said:
+            line = second.stderr.readline()
+            assert line, said
+            said += line
+        slow.open()
+        for process in (first, second):
+            out, err = process.communicate(timeout=60)
+            assert process.returncode == 0, err
+            assert out.startswith("Plan (dry run")
+    assert slow.downloads["torch"] == slow.downloads["wandb"] == 1, "the second installed nothing"
+
+
+@pytest.mark.parametrize("pip", ["none", "too old"])
+def test_a_python_without_a_usable_pip(user: User, tmp_path: Path, pip: str) -> None:
+    """The environment gets a pip of its own from ensurepip."""
+    bare = python_without(tmp_path / "bare")
+    if pip == "too old":  # before 22.2 there was no runner for another environment
+        old = next(bare.glob("lib/python3*/site-packages")) / "pip"
+        old.mkdir()
+        (old / "__init__.py").touch()
+    user.env["PATH"] = f"{bare / 'bin'}:{user.env['PATH']}"
+    user.plan()
+    assert "pip" in names(user) and names(user) >= set(wheels.PACKAGES)
+
+
+def test_a_python_without_venv(user: User, tmp_path: Path) -> None:
+    bare = python_without(tmp_path / "bare", "venv")
+    user.env["PATH"] = f"{bare / 'bin'}:{user.env['PATH']}"
+    done = user.run()
+    assert done.code == 3 and done.out == ""
+    assert "`python3 -m venv` failed (try: apt-get install python3-venv) (exit 3)" in done.err
+
+
+def test_a_system_torch_is_used_and_not_downloaded(user: User, tmp_path: Path) -> None:
+    """An image that brings torch: .venv sees it, pip is not asked for another one."""
+    site = tmp_path / "system"
+    wheels.unpack(site, wheels.fake_torch("2.11.0+vendor") | wheels.metadata_files("torch", "2.11.0+vendor"))
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin/python3"
+    real = Path(sys.executable).resolve()  # no environment: the Python that has system packages
+    python.write_text(f"#!/bin/sh\nPYTHONPATH='{site}' exec '{real}' \"$@\"\n")
+    python.chmod(0o755)
+    done = user.plan(PATH=f"{python.parent}:{user.env['PATH']}")
+    assert f"torch 2.11 of {real} is used (system site packages)" in done.err
+    assert "include-system-site-packages = true" in (user.venv / "pyvenv.cfg").read_text()
+    assert "torch==" not in (user.venv / "requirements.txt").read_text()
+    assert not list(user.venv.glob("lib/python3*/site-packages/torch*"))
+    assert list(user.venv.glob("lib/python3*/site-packages/wandb"))
+
+
+def test_an_old_system_torch_is_not_used(user: User, tmp_path: Path) -> None:
+    site = tmp_path / "system"
+    wheels.unpack(site, wheels.fake_torch("2.8.0"))
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin/python3"
+    python.write_text(f"#!/bin/sh\nPYTHONPATH='{site}' exec '{Path(sys.executable).resolve()}' \"$@\"\n")
+    python.chmod(0o755)
+    user.plan(PATH=f"{python.parent}:{user.env['PATH']}")
+    assert user.installed()["torch"] == wheels.TORCH
+    assert "include-system-site-packages = false" in (user.venv / "pyvenv.cfg").read_text()
+
+
+def test_what_the_user_has_on_pythonpath_or_wants_of_pip_does_not_count(user: User, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    wheels.unpack(mine, wheels.metadata_files("tqdm", "4.0"))
+    user.plan(PYTHONPATH=str(mine), PIP_USER="1", PIP_REQUIRE_VIRTUALENV="1")
+    assert "tqdm" in names(user)
+
+
+def test_a_venv_on_another_disk_stays_there(user: User, tmp_path: Path) -> None:
+    large = tmp_path / "large disk"
+    large.mkdir()
+    user.venv.symlink_to(large)
+    user.plan()
+    assert user.plan().err == ""
+    (user.folder / "requirements.lock").write_text((user.folder / "requirements.lock").read_text().replace("wandb==0.31.0\n", ""))
+    assert "making the environment" in user.plan().err, "it is ours: made again"
+    assert user.venv.is_symlink() and (large / "duet.stamp").exists() and "wandb" not in user.installed()
+
+
+@pytest.mark.parametrize("content", ["things of others", "the environment of another copy"])
+def test_a_linked_folder_of_others_is_not_touched(user: User, tmp_path: Path, content: str) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "thing").touch()
+    if content != "things of others":
+        (theirs / "duet.home").write_text("/another/copy")
+        (theirs / "duet.stamp").write_text("of another lock file torch=")
+    before = sorted(theirs.iterdir())
+    user.venv.symlink_to(theirs)
+    done = user.run()
+    assert done.code == 3 and done.out == ""
+    assert f"{user.venv} is a link to {theirs}, which was not made for this project: remove the link" in done.err
+    assert sorted(theirs.iterdir()) == before
+
+
+def test_without_a_lock_file_the_old_environment_stays(user: User) -> None:
+    user.plan()
+    (user.folder / "requirements.lock").unlink()
+    done = user.run()
+    assert done.code == 3 and "requirements.lock" in done.err and "Traceback" not in done.err
+    assert names(user) == set(wheels.PACKAGES)
+
+
+def test_a_folder_that_can_not_be_written(user: User) -> None:
+    (user.folder / ".venv.lock").mkdir()
+    done = user.run()
+    assert done.code == 3
+    assert "the environment could not be made: [Errno" in done.err and "Traceback" not in done.err
+
+
+def test_an_own_build_of_torch(user: User, tmp_path: Path) -> None:
+    """TORCH_LOCAL_PATH: all but torch is installed, and torch comes from there."""
+    local = tmp_path / "my build"
+    wheels.unpack(local, wheels.fake_torch("2.14.0a0+mine"))
+    user.plan(TORCH_LOCAL_PATH=str(local))
+    assert names(user) == set(wheels.PACKAGES) - {"torch"}
+    code = 'source lib/init.sh; python::ensure; "$PYTHON" -c "import torch; print(torch.__version__, torch.__file__)"'
+    done = user.run("bash", "-c", code, TORCH_LOCAL_PATH=str(local))
+    assert done.out == f"2.14.0a0+mine {local}/torch/__init__.py\n", done.err
+
+
+def missing(base: Path, *folders: Path) -> tuple[int, str]:
+    """What lib/environment.py says of an active environment whose packages are in these folders."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
+    done = subprocess.run(
+        [base / "bin/python", ROOT / "lib/environment.py", "missing"], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+def test_what_an_active_environment_lacks(base: Path, tmp_path: Path) -> None:
+    others, torch = tmp_path / "others", tmp_path / "torch"
+    assert missing(base)[0] == 1
+    assert missing(base)[1].startswith("no torch (2.9 or newer is needed), no numpy, no psutil, ")
+    for name in set(wheels.PACKAGES) - {"torch"}:
+        wheels.unpack(others, wheels.metadata_files(name, "1.0"))
+    assert missing(base, others) == (1, "no torch (2.9 or newer is needed)\n")
+    # An own build has no package metadata beside it.
+    for version, answer in {"2.8.0": "torch 2.8 (2.9 or newer is needed)\n", "2.9.0": "", "2.10.0a0+git": "", "3.0": ""}.items():
+        shutil.rmtree(torch, ignore_errors=True)
+        wheels.unpack(torch, wheels.fake_torch(version))
+        assert missing(base, others, torch) == (int(bool(answer)), answer), version
+
+
+@pytest.fixture
+def on_this_machine(new_user: Callable[[Path], User], base: Path) -> User:
+    """A user with this machine's own settings of pip, and the real lock file."""
+    return new_user(base)
+
+
+@pytest.mark.slow
+def test_the_real_installation(on_this_machine: User) -> None:
+    user = on_this_machine
+    first = user.plan()
+    assert "Successfully installed" in first.err
+    second = user.plan()
+    assert second.err == "" and second.seconds < 1.0
+    print(f"first run {first.seconds:.1f} s, second {second.seconds:.2f} s")
+    lacking = subprocess.run(
+        [user.venv / "bin/python", user.folder / "lib/environment.py", "missing"], capture_output=True, text=True, check=False
+    )
+    assert (lacking.returncode, lacking.stdout) == (0, "")
+    # What is locked fits together.
+    pip = [user.env["PATH"].partition(":")[0] + "/python3", "-m", "pip", "--python", str(user.venv / "bin/python"), "check"]
+    assert user.run(*pip).code == 0
+
+
+@pytest.mark.slow
+def test_the_real_torch_as_an_own_build(on_this_machine: User, tmp_path: Path) -> None:
+    """What torch needs beside itself comes from the lock file."""
+    user, local = on_this_machine, tmp_path / "my build"
+    local.mkdir()
+    site = next((ROOT / ".venv").glob("lib/python3*/site-packages"))
+    if not (site / "torch").is_dir():
+        pytest.skip("the tested environment has no torch of its own")
+    for name in ("torch", "torchgen", "functorch"):  # side by side in a build of PyTorch too
+        (local / name).symlink_to(site / name)
+    user.plan(TORCH_LOCAL_PATH=str(local))
+    code = 'source lib/init.sh; python::ensure; "$PYTHON" -c "import torch; torch.ones(1).sum(); print(torch.__file__)"'
+    done = user.run("bash", "-c", code, TORCH_LOCAL_PATH=str(local))
+    assert done.out == f"{local}/torch/__init__.py\n", done.err
+    assert not list(user.venv.glob("lib/python3*/site-packages/torch"))
