@@ -49,7 +49,7 @@ class Problem:
         out = [self.what]
         if self.allowed:
             out.append(f"    allowed: {self.allowed}")
-        out += [f"    {'try:' if i == 0 else '  or:'}     {fix}" for i, fix in enumerate(self.fixes)]
+        out += [f"    {'try:' if i == 0 else 'or:':<9}{fix}" for i, fix in enumerate(self.fixes)]
         return out
 
 

@@ -91,7 +91,9 @@ def test_killed_launcher_leaves_nobody(launch: Launch, token: str) -> None:
     wait_until(lambda: not processes(token), 8, "everybody gone")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), pytest.param(signal.SIGUSR1, 75, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), pytest.param(signal.SIGUSR1, 75, marks=pytest.mark.slow)]
+)
 def test_asked_to_stop_saves_a_checkpoint_and_resumes_exactly(launch: Launch, number: signal.Signals, code: int) -> None:
     run = launch(*RUN, name="stopped", num_iterations=200, save_every=0, num_workers=1)
     run.wait_for("Iter: 3,")

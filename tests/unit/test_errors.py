@@ -30,8 +30,8 @@ def test_a_problem_says_what_allowed_and_the_fixes_best_first() -> None:
         "depth is 0",
         "    allowed: from 1",
         "    try:     first",
-        "      or:     second",
-        "      or:     third",
+        "    or:      second",
+        "    or:      third",
     ]
     assert Problem("depth is 0").lines() == ["depth is 0"]
 

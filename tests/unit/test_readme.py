@@ -1,0 +1,46 @@
+"""The README tells the truth: its tables, links and commands are checked against the code."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from tests.conftest import ROOT
+from training.config import files, flags
+from training.errors import EXIT_MEANING
+from training.request import SCRIPTS
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"(?:^    (?:\$ )?|`)(\./(?:train_dual_gpu|train_dual_gpu_enhanced|launch_train)\.sh[^`\n]*)", README, re.MULTILINE)
+
+
+def test_exit_codes() -> None:
+    table = dict(re.findall(r"^\| (\d+) \| (.+) \|$", README, re.MULTILINE))
+    assert table == {str(int(code)): meaning for code, meaning in EXIT_MEANING.items()}
+
+
+def test_configs() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|", README, re.MULTILINE)
+    assert {row[0] for row in rows} == {p.stem for p in (ROOT / "configs/dual_gpu").glob("[a-z]*.py")}
+    for name, *shown in rows:
+        values, _ = files.load(ROOT / f"configs/dual_gpu/{name}.py")
+        fields = ("depth", "device_batch_size", "total_batch_size", "max_seq_len")
+        assert [int(number) for number in shown] == [values[field][0] for field in fields]
+
+
+def test_links() -> None:
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", README):
+        assert (ROOT / target).exists(), target
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_have_known_flags(command: str) -> None:
+    assert len(COMMANDS) > 8
+    words = [w for w in shlex.split(command, comments=True) if not set(w) & set("[]…")]
+    script = words[0].removeprefix("./")
+    assert script in SCRIPTS
+    assert not flags.parse([w for w in words[1:] if w != "CONFIG"]).problems
+    for word in words[1:]:
+        assert not word.endswith(".py") or (ROOT / word).exists()
