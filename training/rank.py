@@ -33,6 +33,7 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
 
         print("python train.py CONFIG [--key=value …]\n" + "\n".join(option_lines()))
         return 0
+    process.die_of_stop_signals()  # silently, as long as there is nothing to save
     parent = os.getppid()
     if world_size > 1:
         process.die_with_parent(parent)  # a killed torchrun leaves orphans otherwise

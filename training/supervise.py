@@ -71,7 +71,7 @@ def _attempts(run: rundir.RunDir, plan: dict[str, Any], stages: set[str]) -> int
             console.warning(f"{run.failure} can not be written: {error.strerror}")
         if code in (Exit.CONFIG, Exit.RESOURCES):  # the rank has said what is wrong
             return code
-        if outcome.killed:
+        if outcome.killed or verdict.stopped_early(outcome):
             console.warning(f"{record['summary']} (exit {int(code)})")
             return code
         run.event("failure", cause=record["cause"], rank=record["rank"], text=record["summary"])

@@ -50,7 +50,7 @@ def test_exit_zero_in_the_middle_is_a_failure(launch: Launch) -> None:
 def test_nan_names_rank_and_step_on_all_ranks(launch: Launch) -> None:
     run = launch(*RUN, hook=in_forward(1, 5, "return original(*args, **kwargs) * float('nan')"))
     assert run.wait() == 4
-    assert run.failure["cause"] == "nan_loss"
+    assert run.failure["cause"] == "nan_loss" and run.failure["rank"] == 1
     assert "loss is nan on rank 1 at step 5" in run.failure["summary"]
     assert max(run.steps) == 4, "the broken step is not recorded"
 
@@ -106,6 +106,15 @@ def test_asked_to_stop_saves_a_checkpoint_and_resumes_exactly(launch: Launch, nu
     resumed = launch("./launch_train.sh", "2", tiny=False, resume="stopped", num_iterations=stopped_at + 5).ok()
     assert f"resumed from step_{stopped_at:08d}" in resumed.output
     assert max(resumed.steps) == stopped_at + 5 and sorted(resumed.steps) == list(range(1, stopped_at + 6))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_asked_to_stop_while_starting(launch: Launch, number: signal.Signals, code: int) -> None:
+    run = launch(*RUN)
+    wait_until(lambda: (beat := read(run.run.heartbeat(1))) and beat.phase == "importing torch")
+    run.process.send_signal(number)
+    assert run.wait(10) == code
+    assert "stopped before the training began" in run.output and "Traceback" not in run.output and "failed" not in run.output
 
 
 def test_second_ctrl_c_stops_at_once(launch: Launch) -> None:

@@ -24,6 +24,7 @@ def record(run: rundir.RunDir, rank: int, error: BaseException) -> int:
     beat = heartbeat.read(run.heartbeat(rank))
     facts: dict[str, Any] = {
         "rank": rank,
+        "guilty_rank": getattr(error, "rank", rank),  # what another rank did can be noticed here
         "time": time.time(),
         "type": type(error).__name__,
         "message": str(error),

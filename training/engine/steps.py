@@ -32,7 +32,11 @@ class StopRequest:
 
 
 class NotFinite(RuntimeError):
-    """A loss became NaN or infinite; the message names rank and step."""
+    """A loss became NaN or infinite. All ranks raise it; `rank` is the one whose loss it is."""
+
+    def __init__(self, loss: float, rank: int, step: int) -> None:
+        super().__init__(f"loss is {loss} on rank {rank} at step {step}")
+        self.rank = rank
 
 
 @dataclass
@@ -67,6 +71,6 @@ class StepExchange:
         *losses, preempted, interrupted = self._values.tolist()
         for rank, loss in enumerate(losses):
             if not math.isfinite(loss):
-                raise NotFinite(f"loss is {loss} on rank {rank} at step {step}")
+                raise NotFinite(loss, rank, step)
         stop = Exit.INTERRUPTED if interrupted else Exit.PREEMPTED if preempted else Exit.DONE
         return StepReport(sum(losses) / len(losses), int(stop))

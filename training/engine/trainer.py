@@ -52,16 +52,21 @@ def train(session: Session, recorder: Recorder | None, stop: StopRequest) -> tup
                 position = Position(position.step + 1, position.epoch, position.epoch_steps + 1)
                 progress.step(position, report.loss, rate, float(norm), watch.lap())
                 code = Exit(report.stop)
-                last = position.step == length.total_steps or code != Exit.DONE
-                if config.eval_every and (position.step % config.eval_every == 0 or last):
-                    progress.evaluation(position, validate(session))
+                done = position.step == length.total_steps
+                if done or code != Exit.DONE or due(config.save_every, position):
+                    save(session, position, required=done or code != Exit.DONE)
                     watch.restart()
-                if last or (config.save_every and position.step % config.save_every == 0):
-                    save(session, position, required=last)
+                if code == Exit.DONE and config.eval_every and (done or due(config.eval_every, position)):
+                    progress.evaluation(position, validate(session))
                     watch.restart()
         if position.epoch_steps >= length.steps_per_epoch:
             position = Position(position.step, position.epoch + 1, 0)
     return position, code
+
+
+def due(every: int, position: Position) -> bool:
+    """Is this step one of every so many? 0 is never."""
+    return every > 0 and position.step % every == 0
 
 
 def begin_epoch(session: Session, position: Position) -> Iterator[Pair]:

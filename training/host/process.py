@@ -19,6 +19,11 @@ def die_with_parent(parent: int | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def die_of_stop_signals() -> None:
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+
+
 def ignore_stop_signals() -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

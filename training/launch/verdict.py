@@ -12,6 +12,7 @@ from typing import Any
 from training import rundir
 from training.config.batch import device_choices
 from training.errors import RANK_DISK_FULL, Exit
+from training.host.process import STOP_SIGNALS
 from training.launch.attempt import Outcome
 from training.launch.output import tail
 from training.summary import next_command
@@ -30,6 +31,8 @@ def exit_code(outcome: Outcome) -> Exit:
         return Exit.HANG
     if outcome.killed:
         return Exit.INTERRUPTED if outcome.asked == Exit.INTERRUPTED else Exit.TRAINING
+    if stopped_early(outcome):
+        return outcome.asked
     if outcome.guilty:
         status = outcome.guilty[1]
         return Exit(status) if status in (Exit.CONFIG, Exit.RESOURCES) else Exit.TRAINING
@@ -38,6 +41,11 @@ def exit_code(outcome: Outcome) -> Exit:
         if code in codes:
             return code
     return Exit.DONE
+
+
+def stopped_early(outcome: Outcome) -> bool:
+    """Asked to stop while a rank was still starting: it dies of the signal, since there is nothing to save yet."""
+    return outcome.asked != Exit.DONE and outcome.guilty is not None and -outcome.guilty[1] in STOP_SIGNALS
 
 
 def retryable(outcome: Outcome) -> bool:
@@ -53,11 +61,16 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
     own = next((e for e in errors if e["rank"] == rank), None)
     if rank is None and first is not None and outcome.hang_s is None:  # torchrun tells only that something failed
         rank, own = first["rank"], first
+    rank = own["guilty_rank"] if own else rank
     log = run.rank_log(rank) if rank is not None and run.rank_log(rank).exists() else run.ranks / "torchrun.log"
     where = own["where"] if own else None
-    if outcome.killed:
+    if outcome.killed or stopped_early(outcome):
         cause = "interrupted" if outcome.asked == Exit.INTERRUPTED else "preempted"
-        summary = "stopped at once: nothing was saved since the last checkpoint"
+        summary = (
+            "stopped before the training began"
+            if stopped_early(outcome)
+            else "stopped at once: nothing was saved since the last checkpoint"
+        )
     elif status in (Exit.CONFIG, Exit.RESOURCES):
         cause, summary = "config_error", "the rank refused its input: see its message above"
     elif outcome.hang_s is not None:
