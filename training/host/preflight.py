@@ -78,7 +78,7 @@ def _gpu(gpu: Gpu, estimate: memory.Estimate, request: Request) -> Iterable[Chec
 
 def torch_fits(machine: Machine, torch: TorchBuild | None, request: Request) -> Iterable[Check]:
     """The installed torch can use these GPUs: built for CUDA, and not for a newer one than the driver runs."""
-    if torch is None:
+    if torch is None or not machine.gpus:
         return
     name = f"torch {torch.version}"
     if torch.cuda is None:
