@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,3 +79,32 @@ def test_resume_with_another_number_of_ranks_says_so(launch: Launch) -> None:
     launch(*RUN, name="two").ok()
     resumed = launch("./launch_train.sh", "1", tiny=False, resume="two", num_iterations=15).ok()
     assert "saved by 2 ranks, continued by 1" in resumed.output and max(resumed.steps) == 15
+
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "train.py", f"--config={RUN[2]}")
+
+
+def test_others_wait_for_slow_data_without_a_collective(launch: Launch, small_text: Path) -> None:
+    """Rank 0 takes longer to prepare than any collective may last."""
+    hook = """
+import os
+if os.environ.get("RANK") == "0":
+    import time, zlib
+    original = zlib.crc32
+    def slow(*args):
+        time.sleep(6)
+        return original(*args)
+    zlib.crc32 = slow
+"""
+    run = launch(*TORCHRUN, data=small_text, num_iterations=3, hang_timeout=4, hook=hook, device_batch_size=2, total_batch_size=128).ok()
+    assert len(run.steps) == 3
+
+
+def test_bad_data_ends_all_ranks_with_one_message(launch: Launch, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "fine"}\nnot JSON\n')
+    run = launch(*TORCHRUN, data=bad)
+    assert run.wait() != 0
+    assert run.output.count("bad.jsonl:2: not JSON") == 1
+    supervised = launch(*RUN, data=bad)
+    assert supervised.wait() == 2 and not supervised.run.path.exists()
