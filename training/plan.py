@@ -47,6 +47,7 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     chosen = variables.choose(environ, device=device.value, ranks=ranks, local_ranks=local, debug=config.debug)
 
     checks = _checks(request, machine, torch, device.value, room, estimate)
+    checks += preflight.compile_works(torch, device.value, request) if compiled.value else []
     checks += [port_check] if port_check else []
     problems = [c.problem() for c in checks if c.status == preflight.ERROR]
     if problems and not request.dry_run:

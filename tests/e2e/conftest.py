@@ -90,7 +90,14 @@ class Launcher:
     started: list[Launched] = field(default_factory=list)
 
     def __call__(
-        self, *command: str, name: str = "", env: dict[str, str] | None = None, hook: str = "", tiny: bool = True, **flags: object
+        self,
+        *command: str,
+        name: str = "",
+        env: dict[str, str] | None = None,
+        hook: str = "",
+        tiny: bool = True,
+        cwd: Path | None = None,
+        **flags: object,
     ) -> Launched:
         """Start `command` (a script of the project, or a program) with TINY and `flags` as --key=value."""
         self.count += 1
@@ -108,7 +115,7 @@ class Launcher:
             variables["PYTHONPATH"] = str(site)
         console = self.folder / f"console{self.count}.txt"
         with console.open("wb") as out:
-            process = subprocess.Popen(argv, cwd=self.project, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            process = subprocess.Popen(argv, cwd=cwd or self.project, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         run = RunDir(self.folder / "experiments" / str(values.get("resume", name)))
         launched = Launched(process, console, run, self.folder / "logs")
         self.started.append(launched)

@@ -131,13 +131,20 @@ def test_nothing_listens_outside_loopback(launch: Launch) -> None:
 
 @pytest.mark.slow
 def test_compile_works_on_two_ranks(launch: Launch) -> None:
-    plain = launch("./launch_train.sh", "2", QUICKSTART, num_iterations=3, precision="fp32", device_batch_size=2).ok()
-    compiled = launch(
-        "./launch_train.sh", "2", QUICKSTART, num_iterations=3, precision="fp32", device_batch_size=2, env={"TORCH_COMPILE": "1"}
-    )
+    flags = {"num_iterations": 3, "precision": "fp32", "device_batch_size": 2, "cwd": ROOT}  # ROOT: see the next test
+    plain = launch("./launch_train.sh", "2", QUICKSTART, **flags).ok()
+    compiled = launch("./launch_train.sh", "2", QUICKSTART, env={"TORCH_COMPILE": "1"}, **flags)
     assert compiled.wait(240) == 0, compiled.output[-3000:]
     assert json.loads(compiled.run.plan.read_text())["compile"]["value"] is True
     assert compiled.losses == pytest.approx(plain.losses, rel=1e-3)
+
+
+def test_compile_where_torch_can_not_is_refused_before_the_start(launch: Launch) -> None:
+    """The project's path has a space and a quote, which torch's generator of CPU code does not survive."""
+    run = launch("./launch_train.sh", "2", QUICKSTART, env={"TORCH_COMPILE": "1"})
+    assert run.wait() == 3
+    assert "folder with a space or quote" in run.output and "--compile=0" in run.output
+    assert not run.run.path.exists()
 
 
 def test_wandb_offline_disabled_and_no_login(launch: Launch) -> None:

@@ -15,14 +15,15 @@ from training.host.torch_build import TorchBuild
 @pytest.mark.parametrize("cuda", ["13.0", "12.8", None])
 def test_the_cuda_of_a_torch_that_is_never_imported(cuda: str | None, tmp_path: Path) -> None:
     code = "from training.host import torch_build; print(torch_build.installed())"
-    done = python("-c", code, PYTHONPATH=f"{fake_torch(tmp_path, cuda)}:{ROOT}")
-    assert (done.stdout, done.stderr) == (f"{TorchBuild('2.99.0', cuda)}\n", "")
+    site = fake_torch(tmp_path, cuda)
+    done = python("-c", code, PYTHONPATH=f"{site}:{ROOT}")
+    assert (done.stdout, done.stderr) == (f"{TorchBuild('2.99.0', cuda, f'{site}/torch')}\n", "")
 
 
 def test_the_torch_of_this_environment() -> None:
     import torch
 
-    assert torch_build.installed() == TorchBuild(torch.__version__, torch.version.cuda)
+    assert torch_build.installed() == TorchBuild(torch.__version__, torch.version.cuda, str(Path(torch.__file__).parent))
 
 
 def test_no_torch_or_one_that_does_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -89,6 +90,14 @@ def torch_fits(machine: Machine, torch: TorchBuild | None, request: Request) -> 
         yield Check("torch", ERROR, text, ["update the NVIDIA driver", f"install a torch built for CUDA {machine.cuda.split('.')[0]}"])
     else:
         yield Check("torch", OK, f"{name}, CUDA {torch.cuda}")
+
+
+def compile_works(torch: TorchBuild | None, device: str, request: Request) -> list[Check]:
+    """torch's code generator for CPUs builds a shell command without quoting its own folder."""
+    if device != "cpu" or torch is None or not re.search(r"[\s'\"]", torch.folder):
+        return []
+    text = f"torch.compile on a CPU fails when torch is in a folder with a space or quote, as here: {torch.folder}"
+    return [Check("compile", ERROR, text, [request.command(compile=0)])]
 
 
 def not_running(run: rundir.RunDir) -> list[Check]:

@@ -14,6 +14,7 @@ class TorchBuild:
 
     version: str
     cuda: str | None
+    folder: str = ""  # where it is installed
 
 
 def installed() -> TorchBuild | None:
@@ -27,4 +28,4 @@ def installed() -> TorchBuild | None:
         return None
     version = re.search(r"^__version__\s*=\s*['\"](.+?)['\"]", text, re.M)
     cuda = re.search(r"^cuda\b[^=]*=\s*['\"](.+?)['\"]", text, re.M)
-    return TorchBuild(version.group(1) if version else "-", cuda.group(1) if cuda else None)
+    return TorchBuild(version.group(1) if version else "-", cuda.group(1) if cuda else None, str(Path(spec.origin).parent))
