@@ -17,6 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "PROJECT_TEST_TOKEN"  # stands in the environment of every process a test starts, and of all their children
 GONE_WITHIN_S = 8.0
 
+# A test run that was started in the background has SIGINT ignored, and every program under test would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def processes(token: str) -> dict[int, str]:
     """Living processes (zombies left out) with this token: pid → command line."""

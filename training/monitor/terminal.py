@@ -104,6 +104,7 @@ class Terminal:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _leave)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # it may have been inherited as ignored
         signal.signal(signal.SIGWINCH, lambda number, frame: None)
         signal.signal(signal.SIGTSTP, self._suspend)
         try:
