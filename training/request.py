@@ -1,5 +1,5 @@
 """What the user asks for: script, number of ranks, configuration. Pure: no host facts, no torch, standard library only,
-so that a typing error is answered before anything is installed (`python -m training.request SCRIPT ARGS` checks only)."""
+so that a typing error is answered before anything is installed (`python lib/run_module.py training.request SCRIPT ARGS` checks only)."""
 
 from __future__ import annotations
 

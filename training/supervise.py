@@ -1,6 +1,6 @@
 """The supervisor of one machine: prepares the data, starts the ranks, watches and reaps them, says what became of them.
 
-    python -m training.supervise RUN_DIR [--analyse] [--recover]
+    python lib/run_module.py training.supervise RUN_DIR [--analyse] [--recover]
 
 It is the process that the launch scripts become, so its exit status is theirs. It imports no torch.
 """

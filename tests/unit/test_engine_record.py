@@ -44,7 +44,7 @@ def test_metrics_are_on_the_disk_at_once_and_the_tracker_gets_all(run: RunDir, m
     sink = Sink()
     writer = recorder(run, sink, monkeypatch)
     for step in range(1, 4):
-        writer.step({"step": step, "loss": 1 / 3})
+        writer.write({"step": step, "loss": 1 / 3})
         assert [r["step"] for r in read_records(run.metrics)][-1] == step
     assert next(iter(read_records(run.metrics)))["loss"] == 1 / 3, "full precision"
     writer.close()
@@ -57,7 +57,7 @@ def test_stuck_tracker_delays_nothing(run: RunDir, monkeypatch: pytest.MonkeyPat
     gate = threading.Event()
     writer = recorder(run, Sink(gate), monkeypatch)
     for step in range(50):
-        writer.step({"step": step})
+        writer.write({"step": step})
     assert len(list(read_records(run.metrics))) == 50
     monkeypatch.setattr(writer._queue, "put", lambda *args, **kwargs: (_ for _ in ()).throw(record.queue.Full))
     writer.close()
@@ -68,7 +68,7 @@ def test_stuck_tracker_delays_nothing(run: RunDir, monkeypatch: pytest.MonkeyPat
 def test_failing_tracker_is_off_after_one_warning(run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     writer = recorder(run, Sink(fail=True), monkeypatch)
     for step in range(5):
-        writer.step({"step": step})
+        writer.write({"step": step})
     writer.close()
     assert capsys.readouterr().err.count("TensorBoard is off for the rest of this run: ConnectionError: no route") == 1
     wait_until(lambda: not writer._thread.is_alive(), 5)

@@ -58,7 +58,7 @@ class Progress:
         milliseconds, speed = lap
         record = {"step": position.step, "epoch": position.epoch + 1, "loss": loss, "lr": rate, "grad_norm": norm}
         done = position.step * self.session.batch.total_tokens
-        self.recorder.step({**record, "tokens": done, "tokens_per_s": speed, "step_ms": milliseconds})
+        self.recorder.write({**record, "tokens": done, "tokens_per_s": speed, "step_ms": milliseconds})
         if self._bar is not None:
             self._bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
             self._bar.update()
@@ -70,7 +70,7 @@ class Progress:
         if not self.recorder or score is None:
             return
         record = {"step": position.step, "epoch": position.epoch + 1, "val_loss": score.loss, "val_bpb": score.bpb}
-        self.recorder.evaluation({**record, "eval_ms": seconds * 1000})
+        self.recorder.write({**record, "eval_ms": seconds * 1000})
         self.session.run.event("eval", step=position.step, val_bpb=score.bpb)
         self._line(position, f"Validation: {score.bpb:.4f} bits per byte")
 

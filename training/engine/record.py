@@ -101,7 +101,7 @@ def _netrc_has_wandb() -> bool:
 
 
 class Recorder:
-    """Rank 0's writer. `step()` and `evaluation()` return at once."""
+    """Rank 0's writer of steps and evaluations; `write()` returns at once."""
 
     def __init__(self, run: rundir.RunDir, config: Config) -> None:
         self._file = os.open(run.metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -118,13 +118,7 @@ class Recorder:
         self._thread = threading.Thread(target=self._serve, args=(makers,), name="trackers", daemon=True)
         self._started = False
 
-    def step(self, record: Record) -> None:
-        self._write(record)
-
-    def evaluation(self, record: Record) -> None:
-        self._write(record)
-
-    def _write(self, record: Record) -> None:
+    def write(self, record: Record) -> None:
         record = {"time": time.time(), **record}
         self._unwritten += (json.dumps(record) + "\n").encode()
         self._flush()

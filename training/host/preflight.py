@@ -185,7 +185,7 @@ def table(records: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """`python -m training.host.preflight RUN_DIR`: print the report that the plan made."""
+    """`python lib/run_module.py training.host.preflight RUN_DIR`: print the report that the plan made."""
     from training import console
 
     if log := os.environ.get(console.LOG_VARIABLE):

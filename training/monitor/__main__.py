@@ -1,4 +1,4 @@
-"""`python -m training.monitor [--log=FILE | --run=DIR] [--interval=3] [--once] [--json] [--ascii]`: see monitor_training.sh."""
+"""`python lib/run_module.py training.monitor [--log=FILE | --run=DIR] [--interval=3] [--once] …`: see monitor_training.sh."""
 
 from __future__ import annotations
 
