@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.monitor_runs import Made
 from training import request
 from training.errors import Exit, Problem, UserError
 
@@ -172,3 +173,8 @@ def on_small_disk(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[s
         )
 
     return run
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    return Made(tmp_path / "experiments" / "small run")

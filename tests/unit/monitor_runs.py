@@ -1,0 +1,137 @@
+"""Made-up runs for the tests of the monitor, written by the same code that writes real ones."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from training import rundir
+from training.heartbeat import Heartbeat
+from training.monitor import draw, screen, state
+from training.monitor.screen import View
+from training.rundir import RunDir
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = str(ROOT / "monitor_training.sh")
+PATIENCE_S = 30.0  # for what takes a fraction of a second on an idle machine
+GIB = 1 << 30
+
+
+class Made:
+    """A run directory, written with the project's own writers. `at` is when it was planned, `age_s` seconds ago."""
+
+    def __init__(self, path: Path, ranks: int = 2, age_s: float = 100.0, **plan: Any) -> None:
+        self.run, self.at = RunDir(path), time.time() - age_s
+        self.log = path.parent.parent / "logs" / "train_dual_gpu_20261121_030000.log"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.log.write_text(f"[INFO] 2026-11-21 03:00:00 hello\n[INFO] 2026-11-21 03:00:00 run directory: {path}\nlast words\n")
+        self.run.create()
+        self.plan = {
+            "created": self.at,
+            "run_name": path.name,
+            "run_dir": str(path),
+            "log_file": str(self.log),
+            "command": {"script": "train_dual_gpu.sh", "args": [], "cwd": "/"},
+            "config": {"num_iterations": 400},
+            "ranks": ranks,
+            "device": {"value": "cpu", "reason": "as asked"},
+            "gpus": [],
+            "precision": {"value": "bf16", "reason": "as asked"},
+            **plan,
+        }
+        rundir.write_json(self.run.plan, self.plan)
+
+    def supervisor(self, pid: int, rank_pid: int | None = None) -> Made:
+        ranks = [{"rank": r, "pid": rank_pid or pid} for r in range(self.plan["ranks"])]
+        rundir.write_json(self.run.supervisor, {"pid": pid, "started": self.at + 1, "ranks": ranks})
+        return self
+
+    def beats(self, phase: str = "forward", step: int = 7, ranks: list[int] | None = None) -> Made:
+        for rank in range(self.plan["ranks"]) if ranks is None else ranks:
+            pulse = Heartbeat(self.run.heartbeat(rank), rank)
+            pulse.epoch, pulse.step = 1, step
+            pulse.beat(phase)
+        return self
+
+    def step(self, step: int, loss: float, at: float | None = None, **other: Any) -> None:
+        when = self.at + 2 + step * 0.1 if at is None else at
+        facts = {"epoch": 1, "lr": 0.002, "grad_norm": 0.5, "tokens": step * 4096, "tokens_per_s": 38000.0, "step_ms": 100.0 + step % 10}
+        rundir.append_json(self.run.metrics, {"time": when, "step": step, "loss": loss, **facts, **other})
+
+    def score(self, step: int, bpb: float) -> None:
+        record = {
+            "time": self.at + 2 + step * 0.1,
+            "step": step,
+            "epoch": 1,
+            "val_loss": bpb * math.log(2),
+            "val_bpb": bpb,
+            "eval_ms": 900.0,
+        }
+        rundir.append_json(self.run.metrics, record)
+
+    def steps(self, count: int = 100) -> Made:
+        rundir.write_json(
+            self.run.data, {"total_steps": 400, "steps_per_epoch": 400, "epochs": 1, "train_tokens": 10**7, "val_tokens": 10**5}
+        )
+        for step in range(1, count + 1):
+            self.step(step, 2 + 3 * math.exp(-step / 30))
+            if step % 50 == 0:
+                self.score(step, 3.0 - step / 100)
+        return self
+
+    def summary(self, **other: Any) -> Made:
+        facts = {
+            "status": "done",
+            "steps": 400,
+            "loss_first": 5.5,
+            "loss_last": 2.1,
+            "val_bpb_first": 3.5,
+            "val_bpb_last": 1.87,
+            "seconds": 41.0,
+        }
+        rundir.write_json(self.run.summary, facts | other)
+        return self
+
+    def failure(self) -> Made:
+        facts = {"cause": "gpu_oom", "rank": 1, "summary": "CUDA out of memory", "exit_code": 4, "phase": "step 7: forward"}
+        rundir.write_json(self.run.failure, facts | {"where": "model.py:12", "advice": ["--device_batch_size=8"]})
+        return self
+
+
+def dead_pid() -> int:
+    """A process that has just ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def look(run: RunDir) -> dict[str, Any]:
+    return state.Watch(run).read()
+
+
+def text_of(run: RunDir, width: int = 80, height: int = 24) -> str:
+    return "\n".join(screen.screen(look(run), View(width, height)))
+
+
+def old(path: Path, seconds: float = 200.0) -> None:
+    when = time.time() - seconds
+    os.utime(path, (when, when))
+
+
+def check_size(seen: dict[str, Any], width: int, height: int) -> None:
+    for colour in (False, True):
+        lines = screen.screen(seen, View(width, height, colour, footer="q leaves"))
+        plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
+        assert len(lines) == height and plain[-1] == draw.cut("q leaves", width)
+        assert max(map(draw.cells, plain)) <= width
+        assert colour or plain == lines
+
+
+def program(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
+    return subprocess.run([COMMAND, *argv], env=clean | environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

@@ -1,0 +1,141 @@
+"""The command line of the monitor, and its plain output."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.monitor_runs import COMMAND, PATIENCE_S, ROOT, Made, old, program
+from training.monitor import __main__ as monitor
+from training.monitor import options, state
+
+# The command line
+
+
+def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """What a wrong command line answers: exit 2, all on standard error, no traceback."""
+    assert monitor.main(list(argv)) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "Traceback" not in err and "nothing to show (exit 2)" in err
+    return err
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The project's folder, without any run."""
+    monkeypatch.setattr(options, "ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_unknown_flags_get_the_nearest_match(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "--intervall", "5", "--jsn", "-x", "--frobnicate", "7", "--interval=0.01", "--once=yes")
+    assert "--intervall is not a known flag" in text and "try:     ./monitor_training.sh --interval=5" in text
+    assert "./monitor_training.sh --json\n" in text and "-x is not" in text and "--help" in text and "6 problems" in text
+    assert (
+        "--interval is '0.01'" in text and "from 0.2 to 3600" in text and "--interval=0.2" in text and "--once has the value 'yes'" in text
+    )
+
+
+@pytest.mark.parametrize("value", ["abc", "nan", "-1", "inf", "0"])
+def test_wrong_interval(home: Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
+    assert f"--interval is {value!r}" in said(capsys, f"--interval={value}")
+
+
+def test_no_run_yet(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys)
+    assert f"there is no run in {home}/experiments yet" in text and "./train_dual_gpu.sh configs/dual_gpu/quickstart.py" in text
+
+
+def test_logs_that_do_not_work(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = Made(home / "experiments" / "one")
+    empty, foreign, moved = home / "empty.log", home / "foreign.log", home / "moved.log"
+    empty.touch()
+    foreign.write_text("epoch 1\nthe run directory: is elsewhere\n")
+    moved.write_text("[INFO] 2026-11-21 03:00:00 run directory: /gone/one\n")
+    assert "no such file" in said(capsys, "--log=missing.log")
+    assert "not a file" in said(capsys, f"--log={home}")
+    assert "it is empty" in said(capsys, f"--log={empty}")
+    assert "it has no line '[INFO] … run directory: …'" in said(capsys, "--log", str(foreign))
+    text = said(capsys, f"--log={moved}")
+    assert "its run directory /gone/one is not there" in text and "try:     ./monitor_training.sh --run=one" in text
+    assert "both given" in said(capsys, f"--log={made.log}", "--run=one")
+    assert f"try:     ./monitor_training.sh --log={made.log}" in said(capsys, str(made.log))
+    assert "--run=one" in said(capsys, "--run=oen")
+    assert "a folder, but without anything of a run" in said(capsys, f"--run={home}")
+    assert f"--run={made.run.path}" in said(capsys, f"--run={made.run.plan}")
+
+
+def test_the_last_run_that_a_log_names(home: Path) -> None:
+    first, second = Made(home / "experiments" / "first"), Made(home / "experiments" / "second run")
+    log = home / "both.log"
+    line = "[INFO] 2026-11-21 03:00:00 run directory: {}\n"
+    log.write_text(line.format(first.run.path) + line.format(second.run.path) + " run directory: nowhere\n" + "x" * 100_000)
+    run, shown = options.find(options.parse([f"--log={log}"]), home)
+    assert (run.path, shown) == (second.run.path, log)
+
+
+def test_newest_run_and_run_by_name(home: Path) -> None:
+    first, second = Made(home / "experiments" / "first"), Made(home / "experiments" / "second")
+    old(first.run.plan)
+    assert options.find(options.parse([]), home)[0].path == second.run.path
+    assert options.find(options.parse(["--run", "first"]), home)[0].path == first.run.path
+
+
+# The program
+
+
+def test_once_and_json_write_nothing(made: Made) -> None:
+    made.supervisor(os.getpid()).steps(50).beats().summary()
+
+    def content() -> dict[Path, tuple[int, bytes]]:
+        return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in made.run.path.parent.parent.rglob("*") if p.is_file()}
+
+    before = content()
+    once = program(f"--run={made.run.path}", "--once")
+    assert (once.returncode, once.stderr) == (0, "") and "\x1b" not in once.stdout and "FINISHED" in once.stdout
+    assert len(once.stdout.splitlines()) <= 24 and max(map(len, once.stdout.splitlines())) <= 80
+    answer = program(f"--log={made.log}", "--json")
+    value = json.loads(answer.stdout)
+    assert (answer.returncode, value["schema_version"], value["run"]["state"]) == (0, state.SCHEMA_VERSION, "finished")
+    assert content() == before
+
+
+def test_output_that_is_not_utf8_gets_ascii(made: Made) -> None:
+    made.steps(50).summary()
+    assert program(f"--run={made.run.path}", "--once", PYTHONIOENCODING="latin-1", COLUMNS="100").stdout.isascii()
+
+
+def test_errors_of_the_program(made: Made) -> None:
+    answer = program("--run=/nowhere", "--once")
+    assert (answer.returncode, answer.stdout) == (2, "") and "[ERROR]" in answer.stderr
+    helped = program("--help", "--nonsense")
+    assert helped.returncode == 0 and helped.stdout.startswith("Watch a training run") and "--interval=S" in helped.stdout
+
+
+def test_not_a_terminal_gets_lines_until_the_run_has_ended(made: Made) -> None:
+    supervisor = subprocess.Popen(["sleep", "600"])
+    made.supervisor(supervisor.pid).steps(10)
+    with subprocess.Popen([COMMAND, f"--run={made.run.path}", "--interval=0.2"], stdout=subprocess.PIPE, text=True) as watching:
+        try:
+            assert watching.stdout is not None
+            first = watching.stdout.readline()
+            assert "small run  running  step 10/400  loss 4.1496" in first and first.isprintable() is False and "\x1b" not in first
+            made.summary()
+            supervisor.kill()
+            supervisor.wait()
+            rest, _ = watching.communicate(timeout=PATIENCE_S)
+            assert "finished" in rest.splitlines()[-1] and watching.returncode == 0
+        finally:
+            supervisor.kill()
+            watching.kill()
+
+
+def test_torch_is_never_imported() -> None:
+    code = "import sys, training.monitor.__main__, training.monitor.terminal; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
