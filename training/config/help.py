@@ -16,7 +16,7 @@ def option_lines() -> list[str]:
             meta = f.metadata
             if meta["group"] != group:
                 continue
-            shown = "|".join(meta["choices"]) if meta["choices"] else kind(name) + ("|auto" if meta["auto"] else "")
+            shown = "|".join(meta["choices"]) if meta["choices"] else "|".join((kind(name), *meta["words"]))
             default = "''" if f.default == "" else str(f.default).lower() if isinstance(f.default, bool) else f.default
             unit = f" [{meta['unit']}]" if meta["unit"] else ""
             also = f"; also {meta['env']}" if meta["env"] else ""

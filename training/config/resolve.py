@@ -103,7 +103,7 @@ def convert(name: str, raw: Any, is_text: bool) -> tuple[Any, str | None]:
     """(typed value, None) or (None, what is wrong beside the value itself): text from flags is parsed, values from files must
     have the type."""
     meta, wanted = FIELDS[name].metadata, kind(name)
-    if meta["auto"] and raw == "auto":
+    if raw in meta["words"]:
         return raw, None
     value: Any = raw
     if meta["choices"]:

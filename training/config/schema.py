@@ -22,6 +22,7 @@ GROUPS = {
 }
 
 
+AUTO = ("auto",)
 RATE = "at width 768, other widths × √(768/width)"
 
 
@@ -34,13 +35,13 @@ def option(
     low: float | None = None,
     high: float | None = None,
     choices: tuple[str, ...] = (),
-    auto: bool = False,
+    words: tuple[str, ...] = (),
     env: str = "",
 ) -> Any:
-    """A field: `unit` says unit and scope, `low`/`high` are inclusive, `auto` allows the word 'auto' beside the type,
+    """A field: `unit` says unit and scope, `low`/`high` are inclusive, `words` are allowed beside the type (auto, none),
     `env` is an environment variable of other tools that sets it too (besides DUET_<FIELD>)."""
     meta = {"group": group, "help": help, "unit": unit, "low": low, "high": high}
-    return field(default=default, metadata={**meta, "choices": choices, "auto": auto, "env": env})
+    return field(default=default, metadata={**meta, "choices": choices, "words": words, "env": env})
 
 
 @dataclass
@@ -49,6 +50,7 @@ class Config:
 
     depth: int = option(12, "model", "transformer blocks; the width is depth × 64", unit="blocks", low=1, high=256)
     max_seq_len: int = option(1536, "model", "context length", unit="tokens per sequence", low=8, high=1 << 20)
+    dropout: float = option(0.0, "model", "share of each block's output that is dropped while training", unit="fraction", low=0, high=0.9)
 
     device_batch_size: int | str = option(
         8,
@@ -57,10 +59,28 @@ class Config:
         unit="sequences per rank",
         low=1,
         high=1 << 20,
-        auto=True,
+        words=AUTO,
     )
     total_batch_size: int = option(
         24576, "batch", "batch of one optimizer step, reached by gradient accumulation", unit="tokens, all ranks", low=1, high=1 << 40
+    )
+    activation_checkpointing: int | str = option(
+        "auto",
+        "batch",
+        "blocks whose activations are computed again in the backward pass; auto: as many as the memory asks for",
+        unit="blocks",
+        low=0,
+        high=256,
+        words=("auto", "none"),
+    )
+    loss_chunks: int | str = option(
+        "auto",
+        "batch",
+        "parts in which logits and loss are computed; auto: as many as the memory asks for",
+        unit="parts of a micro-batch",
+        low=1,
+        high=1 << 12,
+        words=AUTO,
     )
 
     num_iterations: int = option(0, "duration", "stop after this many optimizer steps; 0: by epochs", unit="steps", low=0)
@@ -72,6 +92,9 @@ class Config:
     log_every: int = option(10, "duration", "print a progress line every so often", unit="steps", low=1)
     sample_tokens: int = option(256, "duration", "length of the text generated at the end; 0: none", unit="tokens", low=0)
 
+    optimizer: str = option(
+        "muon", "optimizer", "of the blocks' matrices; everything else has AdamW", choices=("muon", "adamw"), unit="all ranks"
+    )
     matrix_lr: float = option(0.0015, "optimizer", "peak learning rate of the blocks' matrices", unit=RATE, low=0)
     embedding_lr: float = option(0.05, "optimizer", "peak learning rate of the embedding", unit=RATE, low=0)
     unembedding_lr: float = option(0.015, "optimizer", "peak learning rate of the output head", unit=RATE, low=0)
@@ -82,13 +105,24 @@ class Config:
     final_lr_frac: float = option(0.05, "optimizer", "learning rate at the end", unit="fraction of the peak", low=0, high=1)
 
     data: str = option(
-        "stdlib", "data", "a .txt or .jsonl file, a folder of them, or stdlib: the Python standard library's sources", unit="path"
+        "stdlib",
+        "data",
+        "a .txt, .jsonl or .parquet file (also .gz, .zst), a folder of them, or stdlib: the Python standard library's sources",
+        unit="path",
     )
-    text_field: str = option("text", "data", "the key that holds the text in .jsonl records", unit="name")
+    text_field: str = option("text", "data", "the key or column that holds the text in .jsonl and .parquet", unit="name")
+    tokenizer: str = option(
+        "bytes", "data", "bytes, bpe (trained on the data), or a tokenizer.json or .tiktoken file to load", unit="path"
+    )
+    vocab_size: int = option(8192, "data", "tokens of a bpe tokenizer that is trained", unit="tokens", low=258, high=1 << 20)
     num_workers: int = option(0, "data", "data-loader processes", unit="processes per rank", low=0, high=256)
     persistent_workers: bool = option(False, "data", "keep the workers from one epoch to the next")
 
     find_unused_parameters: bool = option(False, "distributed", "DDP looks for parameters without gradient at each step")
+    debug_ddp: bool = option(False, "distributed", "every rank's part of the data and of each inspected step is shown")
+    inspect_every: int = option(
+        100, "distributed", "parameters are proven equal on all ranks every so often; 0: never", unit="steps", low=0
+    )
     use_static_graph: bool = option(False, "distributed", "DDP may assume the same graph at each step")
 
     device: str = option("cuda", "compute", "auto: a GPU for every rank, else the CPU", choices=("auto", "cuda", "cpu"), unit="all ranks")
@@ -128,7 +162,7 @@ FIELDS = {f.name: f for f in fields(Config)}
 
 
 def kind(name: str) -> str:
-    """The type of a field as a word: int, float, bool or str ('auto' beside it is in the metadata)."""
+    """The type of a field as a word: int, float, bool or str (words beside it are in the metadata)."""
     return str(FIELDS[name].type).split(" ", 1)[0]
 
 
@@ -143,6 +177,5 @@ def describe(name: str) -> str:
             text += f" from {meta['low']} to {meta['high']}"
         elif meta["low"] is not None:
             text += f" from {meta['low']}"
-        if meta["auto"]:
-            text += ", or auto"
+        text += "".join(f", or {word}" for word in meta["words"])
     return text + (f" ({meta['unit']})" if meta["unit"] else "")
