@@ -1,27 +1,39 @@
 # make check   lint, types, unit, shell and end-to-end tests: a few minutes on two cores
 # make test    the same and the slow tests; installs what tests need
-# make lock    resolve requirements.in and requirements-dev.in again
+# make extras  install the optional packages: .parquet and .zst data, BPE tokenizers
+# make bench-peers   install what benchmarks.peers compares with, into .tools/peers
+# make lock    resolve the requirements*.in files again
 
 SHELL := /bin/bash
 PY := .venv/bin/python
+PEERS := .tools/peers
 BATS_VERSION := 1.13.0
 SHELL_FILES := $(wildcard *.sh lib/*.sh tests/*.sh tests/shell/*.bash) .ci/run
 .DEFAULT_GOAL := help
 
-.PHONY: help env check test lint unit shell e2e bench lock clean
+.PHONY: help env extras check test lint unit shell e2e bench bench-peers lock clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
-# The environment of the product itself, then the test tools on top; a stamp makes the second call free.
-env:
+# Installs what a lock file pins into .venv; a stamp makes the second call free. Arguments: lock file, stamp, what it is.
+define install
+@cmp -s $(1) .venv/$(2) || { \
+  echo 'installing $(3)'; \
+  $(PY) -m pip --version >/dev/null 2>&1 || python3 -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null; \
+  { $(PY) -m pip install -q --disable-pip-version-check -r $(1) 2>/dev/null \
+    || python3 -m pip --python $(PY) install -q --disable-pip-version-check -r $(1); } \
+  && cp $(1) .venv/$(2); }
+endef
+
+# The environment of the product itself, then the optional packages on top.
+extras:
 	@bash -c 'source lib/init.sh && unset VIRTUAL_ENV CONDA_PREFIX && { python::find || python::make; }'
-	@cmp -s requirements-dev.lock .venv/dev.stamp || { \
-	  echo 'installing the test tools'; \
-	  $(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip -q || true; \
-	  { $(PY) -m pip install -q --disable-pip-version-check -r requirements-dev.lock 2>/dev/null \
-	    || python3 -m pip --python $(PY) install -q --disable-pip-version-check -r requirements-dev.lock; } \
-	  && cp requirements-dev.lock .venv/dev.stamp; }
+	$(call install,requirements-extras.lock,extras.stamp,the optional packages)
+
+# All of it, since tests need the optional packages too, and the test tools.
+env: extras
+	$(call install,requirements-dev.lock,dev.stamp,the test tools)
 	@tests/install_bats.sh $(BATS_VERSION)
 
 lint: env
@@ -49,8 +61,17 @@ test: lint
 bench: env
 	$(PY) -m benchmarks.startup
 
+# Only what .venv lacks, and without dependencies: torch and all else come from .venv, which stays as it is.
+bench-peers: env
+	@cmp -s requirements-bench.lock $(PEERS)/bench.stamp || { \
+	  echo 'installing the peers'; \
+	  rm -rf $(PEERS) && mkdir -p $(PEERS) && grep -vxFf <(cat requirements{,-extras}.lock) requirements-bench.lock >$(PEERS)/requirements.txt \
+	  && { $(PY) -m pip install -q --disable-pip-version-check --no-deps --target $(PEERS) -r $(PEERS)/requirements.txt 2>/dev/null \
+	    || python3 -m pip --python $(PY) install -q --disable-pip-version-check --no-deps --target $(PEERS) -r $(PEERS)/requirements.txt; } \
+	  && cp requirements-bench.lock $(PEERS)/bench.stamp; }
+
 lock: env
-	$(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip -q
+	$(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null
 	$(PY) -m pip install -q --disable-pip-version-check uv
 	$(PY) tests/lock.py
 

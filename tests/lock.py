@@ -1,4 +1,4 @@
-"""Resolve requirements.in and requirements-dev.in again: what `make lock` runs. Needs uv, and a network or PIP_FIND_LINKS.
+"""Resolve the requirements*.in files again: what `make lock` runs. Needs uv, and a network or PIP_FIND_LINKS.
 
 One lock file serves Python 3.10 and all newer ones (markers). torch itself is pinned in requirements.in by hand; what it
 brings for GPUs (triton, the CUDA libraries) it pins exactly, so naming them here could only disagree.
@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = "3.10"
 FILES = {
     "requirements": " torch brings its own exact pins of triton and the CUDA libraries.",
+    "requirements-extras": "",
     "requirements-dev": "",
+    "requirements-bench": " Installed beside .venv by 'make bench-peers'.",
 }
 BROUGHT_BY_TORCH = re.compile(r"(torch|triton|nvidia-(?!ml-py\b)[a-z0-9-]+|cuda-[a-z0-9-]+)==")
 
@@ -43,8 +45,10 @@ def lock(name: str, pins: Iterable[str], wanted: str) -> str:
 
 
 def main() -> int:
-    for name in FILES:  # in this order: the tools are resolved against the new pins of the product
+    for name in FILES:  # in this order: the others are resolved against the new pins of the product
         source = ROOT / f"{name}.in"
+        if not source.exists():  # a copy without the benchmarks
+            continue
         target = source.with_suffix(".lock")
         text = lock(name, resolve(source.name), source.read_text(encoding="utf-8"))
         changed = not target.exists() or target.read_text(encoding="utf-8") != text

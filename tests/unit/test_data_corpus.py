@@ -46,6 +46,8 @@ def test_one_file(write: Write) -> None:
     source = found(write("My Book.v2.txt", "häh"))
     assert (source.name, source.files, source.total_bytes) == ("My Book.v2", (Path("My Book.v2.txt"),), 4)
     assert found(write("a.jsonl", "{}")).files == (Path("a.jsonl"),)
+    for name in ("book.txt", "book.txt.gz", "book.jsonl.zst", "book.parquet"):
+        assert found(write(name, "x")).name == "book"
 
 
 def test_a_folder_in_a_fixed_order_without_what_is_hidden_or_not_text(write: Write, home: Path) -> None:
@@ -69,7 +71,9 @@ def test_where_the_user_is_at_home(write: Write, home: Path, monkeypatch: pytest
 
 
 def test_what_is_no_corpus(write: Write, home: Path) -> None:
-    write("a.parquet", "x")
+    write("a.csv", "x")
+    write("a.txt.bz2", "x")
+    write("b.gz", "x")
     write("empty.txt", "")
     write("empty/a.txt", "")
     write("other/a.md", "x")
@@ -78,13 +82,15 @@ def test_what_is_no_corpus(write: Write, home: Path) -> None:
     said = {
         "missing.txt": "no such file or folder",
         "link.txt": "no such file or folder",
-        "a.parquet/x.txt": "no such file or folder",
-        "a.parquet": "not a .txt or .jsonl file",
+        "a.csv/x.txt": "no such file or folder",
+        "a.csv": f"not a {corpus.NAMED} file",
+        "a.txt.bz2": f"not a {corpus.NAMED} file",
+        "b.gz": f"not a {corpus.NAMED} file",
         "empty.txt": "empty",
         "empty": "empty",
-        "none": "no .txt or .jsonl file in this folder",
-        "other": "no .txt or .jsonl file in this folder",
-        "/dev/null": "not a .txt or .jsonl file",
+        "none": f"no {corpus.NAMED} file in this folder",
+        "other": f"no {corpus.NAMED} file in this folder",
+        "/dev/null": f"not a {corpus.NAMED} file",
     }
     for data, words in said.items():
         problem = refused(data)

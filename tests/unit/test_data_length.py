@@ -28,11 +28,11 @@ def length(tokens: int, batch: Batch, **config: Any) -> Length:
 BATCH = Batch(device_sequences=4, seq_len=10, world_size=2, accumulation=3)  # 240 tokens a step
 
 
-def test_steps_per_epoch_count_whole_steps_of_every_rank() -> None:
+def test_steps_per_epoch_count_whole_steps_of_all_ranks() -> None:
     for tokens, steps in ((241, 1), (480, 1), (481, 2), (24_001, 100), (24_000, 99)):
         assert length(tokens, BATCH).steps_per_epoch == steps
-    # 25 sequences: 12 for each of 2 ranks, though 3 × 4 × 2 = 24 of them would do for one step.
-    assert length(251, Batch(4, 10, 2, 1)).steps_per_epoch == 3
+    # The same total batch for 1, 2, 3 and 6 ranks: the same epoch.
+    assert {length(24_001, Batch(24 // world // 2, 10, world, 2)).steps_per_epoch for world in (1, 2, 3, 6)} == {100}
 
 
 @pytest.mark.parametrize(

@@ -1,148 +1,252 @@
-"""Batches: every rank its own sequences, the same number for all, and the same again after a resume."""
+"""Batches: the same samples in every step whatever the number of ranks, workers or shards, and exact after a resume."""
 
 from __future__ import annotations
 
+import multiprocessing
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
-from training.data.loader import EpochSampler, TokenDataset, train_loader
+from tests.unit.conftest import python
+from training.config.batch import Batch
+from training.data.loader import Batches, TokenDataset, dataset
+from training.data.order import Order, digest
+from training.data.prepare import Prepared
+from training.errors import Exit, UserError
 
 SEQ = 8
 
 
+def shards(folder: Path, tokens: int, size: int = 1 << 20, kind: str = "<u2") -> list[Path]:
+    """Tokens that say where they stand, in shards of `size`."""
+    values, paths = np.arange(tokens).astype(kind), []
+    for number, start in enumerate(range(0, tokens, size)):
+        paths.append(folder / f"train_{number:05d}.bin")
+        values[start : start + size].tofile(paths[-1])
+    return paths
+
+
 @pytest.fixture
-def shard(tmp_path: Path) -> Path:
-    """103 tokens that say where they stand: 12 sequences of 8, and a rest."""
-    path = tmp_path / "train.bin"
-    np.arange(103, dtype="<u2").tofile(path)
-    return path
-
-
-def sampled(size: int, world: int, rank: int, *, seed: int = 1, epoch: int = 0, start: int = 0) -> list[int]:
-    dataset = range(size)
-    sampler = EpochSampler(dataset, world, rank, shuffle=True, seed=seed, drop_last=True)  # type: ignore[arg-type]
-    sampler.set_epoch(epoch, start)
-    return list(sampler)
+def data(tmp_path: Path) -> TokenDataset:
+    """103 tokens: 12 sequences of 8, and a rest."""
+    return TokenDataset(shards(tmp_path, 103), SEQ)
 
 
 def batches(
-    shard: Path, *, rank: int = 0, world: int = 1, batch: int = 2, epoch: int = 0, start: int = 0, workers: int = 0
-) -> list[list[int]]:
-    """The first token of each sequence, a list for each batch."""
-    loader, sampler = train_loader(
-        TokenDataset(shard, SEQ), rank=rank, world_size=world, batch=batch, seed=3, workers=workers, persistent=False, pin=False
-    )
-    sampler.set_epoch(epoch, start)
-    return [inputs[:, 0].tolist() for inputs, _ in loader]
+    data: TokenDataset, *, rank: int = 0, world: int = 1, size: int = 2, micro: int = 1, workers: int = 0, persistent: bool = False
+) -> Batches:
+    batch = Batch(size, data.seq_len, world, micro)
+    return Batches(data, batch, rank=rank, seed=3, workers=workers, persistent=persistent, pin=False)
 
 
-def test_a_sequence_and_its_targets(shard: Path) -> None:
-    dataset = TokenDataset(shard, SEQ)
-    assert len(dataset) == 12
-    inputs, targets = dataset[1]
+def firsts(found: Batches, epoch: int = 0, used: int = 0) -> list[list[int]]:
+    """The sequences of each micro-batch, read from their first tokens."""
+    return [(inputs[:, 0] // SEQ).tolist() for inputs, _ in found.epoch(epoch, used)]
+
+
+# ── the dataset ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_sequence_and_its_targets(data: TokenDataset) -> None:
+    assert len(data) == 12
+    inputs, targets = data[1]
     assert inputs.tolist() == list(range(8, 16))
     assert targets.tolist() == list(range(9, 17))
     assert inputs.dtype == targets.dtype == torch.int64
-    inputs, targets = dataset.batch([11, 0])
+    inputs, targets = data.batch([11, 0])
     assert inputs.shape == targets.shape == (2, SEQ)
     assert inputs[0].tolist() == list(range(88, 96))
     assert targets[0, -1] == 96
-    again = dataset.__getitems__([11, 0])
-    assert torch.equal(again[0], inputs) and torch.equal(again[1], targets)
+    for wrong in (12, 100):
+        with pytest.raises(IndexError):
+            data[wrong]
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 8, 9, 16, 25, 50, 102, 103])
+def test_a_sequence_may_cross_shards(size: int, data: TokenDataset, tmp_path: Path) -> None:
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    parted = TokenDataset(shards(folder, 103, size), SEQ)
+    assert len(parted) == 12
+    everything = np.arange(12)
+    for one, other in zip(parted.batch(everything), data.batch(everything), strict=True):
+        assert torch.equal(one, other)
+    if size < 103:
+        with pytest.raises(IndexError):
+            parted[12]
 
 
 @pytest.mark.parametrize(("tokens", "sequences"), [(0, 0), (1, 0), (8, 0), (9, 1), (16, 1), (17, 2)])
-def test_the_last_target_must_be_there_too(tokens: int, sequences: int, tmp_path: Path) -> None:
-    path = tmp_path / "x.bin"
-    np.arange(tokens, dtype="<u2").tofile(path)
-    dataset = TokenDataset(path, SEQ)
-    assert len(dataset) == sequences
+@pytest.mark.parametrize("size", [5, 100])
+def test_the_last_target_must_be_there_too(tokens: int, sequences: int, size: int, tmp_path: Path) -> None:
+    data = TokenDataset(shards(tmp_path, tokens, size), SEQ)
+    assert len(data) == sequences
     for index in range(sequences):
-        inputs, targets = dataset[index]
+        inputs, targets = data[index]
         assert len(inputs) == len(targets) == SEQ
 
 
 def test_tokens_are_not_signed(tmp_path: Path) -> None:
-    path = tmp_path / "x.bin"
-    np.full(9, 65535, dtype="<u2").tofile(path)
-    assert TokenDataset(path, SEQ)[0][0].tolist() == [65535] * 8
+    np.full(9, 65535, "<u2").tofile(tmp_path / "two.bin")
+    assert TokenDataset([tmp_path / "two.bin"], SEQ)[0][0].tolist() == [65535] * 8
+    np.full(9, (1 << 32) - 1, "<u4").tofile(tmp_path / "four.bin")
+    assert TokenDataset([tmp_path / "four.bin"], SEQ, token_bytes=4)[0][0].tolist() == [(1 << 32) - 1] * 8
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 7, 8, 13])
-@pytest.mark.parametrize("size", [0, 1, 5, 8, 100, 101])
-def test_ranks_are_disjoint_and_equal_in_number(world: int, size: int) -> None:
-    parts = [sampled(size, world, rank) for rank in range(world)]
-    assert {len(p) for p in parts} == {size // world}
-    everything = [i for p in parts for i in p]
-    assert len(set(everything)) == len(everything), "no sequence twice"
-    assert set(everything) <= set(range(size))
-    assert size - len(everything) < world, "no more than the rest is left out"
+def test_the_dataset_of_a_prepared_corpus(tmp_path: Path) -> None:
+    shards(tmp_path, 103, 50, "<u4")
+    made = Prepared(str(tmp_path), "x", 1, 103, 0, token_bytes=4, shard_tokens=50)
+    assert dataset(made, "train", SEQ).batch([11])[1].tolist() == [list(range(89, 97))]
+    assert len(dataset(made, "val", SEQ)) == 0
 
 
-def test_the_order_depends_on_seed_and_epoch_only() -> None:
-    first = sampled(100, 2, 0, seed=1, epoch=0)
-    assert sampled(100, 2, 0, seed=1, epoch=0) == first
-    assert sampled(100, 2, 0, seed=1, epoch=1) != first
-    assert sampled(100, 2, 0, seed=2, epoch=0) != first
-    assert sampled(100, 2, 1, seed=1, epoch=0) != first
-    assert first != sorted(first)
-    torch.manual_seed(5)
-    torch.rand(3)
-    assert sampled(100, 2, 0, seed=1, epoch=0) == first
+@pytest.mark.parametrize("damage", ["cut", "longer", "lost"])
+def test_a_shard_of_another_size_is_named(damage: str, tmp_path: Path) -> None:
+    paths = shards(tmp_path, 103, 50)
+    if damage == "lost":
+        paths[1].unlink()
+    else:
+        with paths[1].open("r+b") as file:
+            file.truncate(98 if damage == "cut" else 102)
+    with pytest.raises(UserError) as caught:
+        dataset(Prepared(str(tmp_path), "x", 1, 103, 0, shard_tokens=50), "train", SEQ)
+    (problem,) = caught.value.problems
+    assert caught.value.code == Exit.RESOURCES
+    assert str(paths[1]) in problem.what
+    if damage != "lost":
+        assert "not 100" in problem.what
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
-@pytest.mark.parametrize("start", [0, 1, 7, 20, 99, 1000])
-def test_a_resumed_epoch_goes_on_exactly_where_it_stopped(world: int, start: int) -> None:
-    for rank in range(world):
-        whole = sampled(100, world, rank, epoch=4)
-        assert sampled(100, world, rank, epoch=4, start=start) == whole[start:]
+def test_any_loader_of_torch_takes_it(data: TokenDataset) -> None:
+    inputs, targets = next(iter(DataLoader(data, batch_size=3)))
+    assert torch.equal(inputs, data.batch([0, 1, 2])[0]) and torch.equal(targets, data.batch([0, 1, 2])[1])
 
 
-def test_the_next_epoch_starts_at_its_beginning() -> None:
-    sampler = EpochSampler(range(10), 1, 0, shuffle=True, seed=1, drop_last=True)  # type: ignore[arg-type]
-    sampler.set_epoch(0, 4)
-    assert len(list(sampler)) == 6
-    sampler.set_epoch(1)
-    assert len(list(sampler)) == 10
+# ── each rank's share ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("batch", [1, 2])
-def test_batches_of_all_ranks(world: int, batch: int, shard: Path) -> None:
-    parts = [batches(shard, rank=rank, world=world, batch=batch) for rank in range(world)]
-    assert {len(p) for p in parts} == {12 // world // batch}
-    firsts = [token for p in parts for b in p for token in b]
-    assert len(set(firsts)) == len(firsts)
-    assert all(token % SEQ == 0 for token in firsts)
-
-
-def test_a_short_last_batch_is_left_out(shard: Path) -> None:
-    assert [len(b) for b in batches(shard, batch=5)] == [5, 5]
-
-
-def test_batches_after_a_resume(shard: Path) -> None:
-    whole = batches(shard, epoch=1)
-    assert batches(shard, epoch=1, start=4) == whole[2:]
-    assert batches(shard, epoch=2) != whole
-
-
-def test_workers_change_nothing(shard: Path) -> None:
-    assert batches(shard, epoch=1, workers=2) == batches(shard, epoch=1)
-
-
-def test_persistent_workers_see_each_epoch_s_order(shard: Path) -> None:
-    loader, sampler = train_loader(TokenDataset(shard, SEQ), rank=0, world_size=1, batch=2, seed=3, workers=1, persistent=True, pin=False)
+def test_a_step_has_the_same_samples_for_every_number_of_ranks(tmp_path: Path) -> None:
+    data = TokenDataset(shards(tmp_path, 24 * 5 * SEQ + 40), SEQ)
+    ways = [(1, 24, 1), (1, 4, 6), (2, 12, 1), (2, 3, 4), (3, 8, 1), (4, 2, 3), (8, 3, 1), (24, 1, 1)]
     for epoch in range(2):
-        sampler.set_epoch(epoch)
-        assert [inputs[:, 0].tolist() for inputs, _ in loader] == batches(shard, epoch=epoch)
+        expected = Order(len(data), 3, epoch).indices(0, 120).reshape(5, 24)
+        for world, size, micro in ways:
+            parts = [firsts(batches(data, rank=rank, world=world, size=size, micro=micro), epoch) for rank in range(world)]
+            assert {len(part) for part in parts} == {5 * micro}, "the same number for all: nobody waits for ever"
+            for step in range(5):
+                taken = [part[step * micro + m] for m in range(micro) for part in parts]
+                assert [index for one in taken for index in one] == expected[step].tolist()
 
 
-def test_an_iterator_does_not_shift_the_global_random_state(shard: Path) -> None:
-    before = torch.get_rng_state()
-    batches(shard)
-    batches(shard, workers=1)
-    assert torch.equal(torch.get_rng_state(), before)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_indices_say_what_a_step_will_take(workers: int, tmp_path: Path) -> None:
+    data = TokenDataset(shards(tmp_path, 24 * 3 * SEQ + 1), SEQ)
+    parts = [batches(data, rank=rank, world=3, size=2, micro=4, workers=workers) for rank in range(3)]
+    for rank, part in enumerate(parts):
+        found = firsts(part, 1)
+        for step in range(3):
+            said = part.indices(1, step * 24)
+            assert [index for one in found[4 * step : 4 * step + 4] for index in one] == said.tolist()
+            assert parts[0].indices(1, step * 24, rank).tolist() == said.tolist()
+    for used in (0, 24, 48):
+        shares = [part.digest(part.indices(1, used)) for part in parts]
+        assert (
+            sum(shares) % (1 << 64)
+            == digest(Order(72, 3, 1).indices(used, used + 24))
+            == data.digest(Order(72, 3, 1).indices(used, used + 24))
+        )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_epoch_goes_on_exactly_where_it_stopped(workers: int, data: TokenDataset) -> None:
+    whole = firsts(batches(data, micro=2), 4)
+    for step in range(4):
+        assert firsts(batches(data, micro=2, workers=workers), 4, step * 4) == whole[2 * step :]
+
+
+def test_after_a_resume_with_another_total_batch_nothing_is_taken_twice(data: TokenDataset) -> None:
+    order = Order(12, 3, 0).indices(0, 12).tolist()
+    assert [i for one in firsts(batches(data, size=3), 0, 4) for i in one] == order[4:10]
+    assert firsts(batches(data, size=3), 0, 10) == firsts(batches(data), 0, 12) == firsts(batches(data), 0, 500) == []
+
+
+def test_a_part_of_a_step_is_left_out(data: TokenDataset) -> None:
+    assert [len(one) for one in firsts(batches(data, size=5))] == [5, 5]
+    assert firsts(batches(data, size=13)) == []
+
+
+def test_epochs_differ(data: TokenDataset) -> None:
+    assert firsts(batches(data), 1) != firsts(batches(data), 2)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_change_nothing(persistent: bool, data: TokenDataset) -> None:
+    found = batches(data, workers=2, persistent=persistent)
+    plain = batches(data)
+    for epoch in range(3):
+        for one, other in zip(found.epoch(epoch, 0), plain.epoch(epoch, 0), strict=True):
+            assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+            assert one[0].dtype == torch.int64
+
+
+def test_an_epoch_that_is_left_early_does_not_spoil_the_next(data: TokenDataset) -> None:
+    for workers, persistent in ((0, False), (2, False), (2, True)):
+        found = batches(data, workers=workers, persistent=persistent)
+        next(found.epoch(0, 0))
+        assert firsts(found, 1) == firsts(batches(data), 1)
+
+
+def test_many_blocks_of_one_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = TokenDataset(shards(tmp_path, 1000 * SEQ + 1), SEQ)
+    whole = firsts(batches(data, size=4, micro=2))
+    monkeypatch.setattr("training.data.loader.BLOCK", 24)
+    assert firsts(batches(data, size=4, micro=2)) == whole
+    assert [i for one in whole for i in one] == Order(1000, 3, 0).indices(0, 1000).tolist()
+
+
+def test_nothing_global_is_touched(data: TokenDataset) -> None:
+    state, threads = torch.get_rng_state(), set(threading.enumerate())
+    found = batches(data).epoch(0, 0)
+    next(found)
+    assert set(threading.enumerate()) <= threads
+    firsts(batches(data))
+    firsts(batches(data, workers=1))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+ENDING = """
+import sys
+import numpy as np
+from pathlib import Path
+from training.config.batch import Batch
+from training.data.loader import Batches, TokenDataset
+path = Path(sys.argv[1])
+data = TokenDataset([path], 8)
+batches = Batches(data, Batch(2, 8, 1, 1), rank=0, seed=1, workers=2, persistent=sys.argv[2] == "persistent", pin=False)
+held = [batches, batches.epoch(0, 0)]
+held.append(held)
+next(held[1])
+print("end", flush=True)
+"""
+
+
+@pytest.mark.parametrize("kind", ["persistent", "not"])
+def test_a_program_with_living_workers_ends(kind: str, tmp_path: Path) -> None:
+    (path,) = shards(tmp_path, 1000)
+    done = python("-c", ENDING, str(path), kind)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_closed_batches_give_nothing_more(workers: int, data: TokenDataset) -> None:
+    found = batches(data, workers=workers)
+    epoch = found.epoch(0, 0)
+    next(epoch)
+    found.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        next(epoch)
+    assert not multiprocessing.active_children()

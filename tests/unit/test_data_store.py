@@ -41,7 +41,7 @@ def test_what_one_prepares_the_others_find(write: Write, run: RunDir, tmp_path: 
     assert store.published(run) == data
     assert Path(data.folder).parent == tmp_path / "cache"
     facts = json.loads(run.data.read_text())
-    assert facts["steps_per_epoch"] == (data.train_tokens - 1) // 8 // 2
+    assert facts["steps_per_epoch"] == (data.train_tokens - 1) // 8 // 2  # sequences of a step
     assert (facts["total_steps"], facts["epochs"]) == (2 * facts["steps_per_epoch"], 2)
 
 

@@ -1,40 +1,183 @@
-"""Bytes are tokens: whatever goes in comes out."""
+"""Tokenizers: whatever goes in comes out, and every byte of it is counted once."""
 
 from __future__ import annotations
 
+import base64
+import json
 import random
+from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from training.data.tokenizer import BOS, PADDED_VOCAB, VOCAB, decode, encode
+from training.data import bpe, tokenizer
+from training.data.corpus import find
+from training.data.prepare import ensure
+from training.data.read import Piece
+from training.data.tokenizer import Bytes, Tokenizer
+from training.errors import UserError
+
+Write = Callable[..., str]
+TEXTS = [
+    "",
+    "a",
+    "hello\n",
+    "  two  spaces\t\n\n\nlines ",
+    "训练模型 日本語",
+    "Привет, мир",
+    "हिन्दी العربية",
+    "naïve café 🙂👩‍👩‍👧",
+    "a\0b",
+    "x" * 5000,
+]
+TEXTS += ["a text with <|bos|> and <|endoftext|> in it", "12345678 it's 3.14; def f(x): return x[1:]\r\n"]
 
 
-def tokens(text: bytes) -> list[int]:
-    raw = encode(text)
-    return [int.from_bytes(raw[i : i + 2], "little") for i in range(0, len(raw), 2)]
+def ranks(folder: Path) -> Path:
+    tokens = [bytes([n]) for n in range(256)] + [b"th", b"the", b" the", b"in", "训".encode()]
+    path = folder / "some.tiktoken"
+    path.write_bytes(b"".join(base64.b64encode(t) + b" %d\n" % n for n, t in enumerate(tokens)))
+    return path
 
 
-def test_the_vocabulary() -> None:
-    assert (VOCAB, BOS) == (257, 256)
-    assert PADDED_VOCAB >= VOCAB and PADDED_VOCAB % 64 == 0
+@pytest.fixture(params=["bytes", "bpe", "tiktoken"])
+def words(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
+    if request.param == "bpe":
+        return bpe.train(TEXTS * 3, 400, tmp_path)
+    return tokenizer.load(str(ranks(tmp_path)) if request.param == "tiktoken" else "bytes")
 
 
-def test_any_bytes_come_back() -> None:
+def test_text_comes_back_and_every_byte_counts_once(words: Tokenizer) -> None:
+    lengths = words.byte_lengths()
+    assert lengths.shape == (words.vocab,) and lengths[words.bos] == 0
+    for text, ids in zip(TEXTS, words.encode_documents(TEXTS), strict=True):
+        assert ids[0] == words.bos and (ids == words.bos).sum() == 1
+        assert words.decode(ids.tolist()) == text
+        assert lengths[ids].sum() == len(text.encode())
+        assert ids.max() < words.vocab <= words.padded_vocab and words.padded_vocab % 64 == 0
+        assert ids.dtype == np.dtype("<u2")
+
+
+def test_pieces_have_one_separator_for_each_document(words: Tokenizer) -> None:
+    pieces = [Piece(b"one\n"), Piece(b"two\n", first=False), Piece(b""), Piece("drei é".encode())]
+    found = list(words.encode_pieces(pieces))
+    assert [int((ids == words.bos).sum()) for ids in found] == [1, 0, 1, 1]
+    assert words.decode(np.concatenate(found).tolist()) == "one\ntwo\ndrei é"
+
+
+def test_ids_beyond_the_vocabulary_and_separators_are_dropped(words: Tokenizer) -> None:
+    (ids,) = words.encode_documents(["hi"])
+    assert words.decode([words.padded_vocab - 1, *ids.tolist(), words.bos]) == "hi"
+
+
+def test_any_bytes_come_back_from_bytes() -> None:
     chance = random.Random(1)
-    for text in (b"", b"\0", bytes(range(256)), "训练 🙂 é".encode(), chance.randbytes(10_000)):
-        found = tokens(text)
-        assert found[0] == BOS
-        assert bytes(found[1:]) == text
-        assert max(found) < VOCAB
+    for text in (b"", b"\0", bytes(range(256)), chance.randbytes(10_000)):
+        (ids,) = Bytes().encode_documents([text])
+        assert bytes(ids[1:].tolist()) == text
+    assert Bytes().decode(list("é".encode())[:1]) == "\ufffd"
+    assert (tokenizer.VOCAB, tokenizer.BOS, tokenizer.PADDED_VOCAB) == (257, 256, 320)
 
 
-@pytest.mark.parametrize("text", ["", "hello\n", "训练 🙂 é", "a\0b"])
-def test_text_comes_back(text: str) -> None:
-    assert decode(tokens(text.encode())) == text
+def test_text_that_is_no_utf8_is_counted(tmp_path: Path) -> None:
+    words = tokenizer.load(str(ranks(tmp_path)))
+    (ids,) = words.encode_documents([b"a\xffb"])
+    assert (words.decode(ids.tolist()), words.replaced) == ("a\ufffdb", 1)
 
 
-def test_separators_are_dropped_and_broken_text_is_marked() -> None:
-    assert decode([BOS, 104, 105, BOS, 33]) == "hi!"
-    assert decode(list("é".encode())[:1]) == "\ufffd"
-    # The model may choose a row that only pads the vocabulary.
-    assert decode([104, PADDED_VOCAB - 1]) == "h"
+@pytest.mark.parametrize("chosen", ["bytes", "bpe", "json", "tiktoken"])
+def test_a_prepared_folder_is_enough(chosen: str, write: Write, tmp_path: Path, home: Path) -> None:
+    write("a.txt", "\n".join(TEXTS) * 20)
+    if chosen == "json":
+        bpe.train(TEXTS, 300, home)
+        chosen = "tokenizer.json"
+    elif chosen == "tiktoken":
+        chosen = str(ranks(home).name)
+    source, _ = find("a.txt")
+    assert source
+    data = ensure(source, "text", tmp_path / "cache", chosen=chosen, vocab_size=350)
+    for file in home.iterdir():
+        file.unlink()
+    words = tokenizer.of(data)
+    tokens = np.concatenate([np.fromfile(p, f"<u{data.token_bytes}") for p in (*data.train, *data.val)])
+    assert words.decode(tokens.tolist()) == "\n".join(TEXTS) * 20
+    assert (words.padded_vocab, words.bos, words.name) == (data.vocab, data.bos, data.tokenizer)
+    assert words.byte_lengths()[tokens].sum() == source.total_bytes
+
+
+def test_the_planned_vocabulary_is_the_one_that_is_made(tmp_path: Path, home: Path) -> None:
+    assert tokenizer.vocab_of("bytes", 0) == Bytes().padded_vocab
+    assert tokenizer.vocab_of("bpe", 5000) == bpe.train(["too short"], 5000, home).padded_vocab == 5056
+    for path in (home / "tokenizer.json", ranks(home)):
+        assert tokenizer.vocab_of(str(path), 0) == tokenizer.load(str(path)).padded_vocab
+
+
+def test_a_tokenizer_json_of_others(tmp_path: Path) -> None:
+    bpe.train(TEXTS, 300, tmp_path)
+    path = tmp_path / "tokenizer.json"
+    made = json.loads(path.read_text())
+    made["truncation"] = {"max_length": 4, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    plain = tokenizer.load(str(path)).vocab
+    for name, ids in (("<|endoftext|>", plain), ("<|unheard of|>", plain + 1)):
+        made["added_tokens"][0]["content"] = name
+        made["model"]["vocab"] = {name if n == 0 else t: n for t, n in made["model"]["vocab"].items()}
+        path.write_text(json.dumps(made))
+        words = tokenizer.load(str(path))
+        assert words.vocab == ids and words.bos == (0 if ids == plain else plain)
+        (found,) = words.encode_documents(["some words, more than four tokens, all of them"])
+        assert words.decode(found.tolist()) == "some words, more than four tokens, all of them"
+        assert tokenizer.vocab_of(str(path), 0) == words.padded_vocab
+
+
+def test_a_vocabulary_beyond_16_bits_has_four_bytes(tmp_path: Path) -> None:
+    path = ranks(tmp_path)
+    path.write_bytes(path.read_bytes() + base64.b64encode(b"zzz") + b" 65535\n")
+    words = tokenizer.load(str(path))
+    assert (words.vocab, words.token_bytes) == (65537, 4)
+    assert next(iter(words.encode_documents(["zzz"]))).dtype == np.dtype("<u4")
+
+
+WRONG = {
+    "missing.json": (None, "no such file"),
+    "a.model": ("x", "not a .json or .tiktoken file"),
+    "a.json": ('{"cut', "not a tokenizer.json of Hugging Face"),
+    "b.json": ('{"model": {}}', "no vocabulary in it"),
+    "c.json": ("[1]", "no vocabulary in it"),
+    "a.tiktoken": ("YQ== 0\nno\n", "line 2 is not 'base64 rank': 'no'"),
+    "b.tiktoken": ("", "it is empty"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_tokenizer(name: str, write: Write) -> None:
+    content, said = WRONG[name]
+    if content is not None:
+        write(name, content)
+    (problem,) = tokenizer.check(name, "from --tokenizer on the command line")
+    assert problem.what.startswith(f"tokenizer is {name!r} (from --tokenizer on the command line): ") and said in problem.what
+    assert problem.allowed and problem.fixes
+    with pytest.raises(UserError):
+        tokenizer.vocab_of(name, 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [("YQ== 0\n", "255 of the 256 single bytes"), ("YQ== 0\nYQ== 1\n", "line 2"), ("YQ== 0\nYg== 0\n", "line 2")]
+)
+def test_ranks_that_can_not_be_used(content: str, said: str, write: Write) -> None:
+    with pytest.raises(UserError, match=said):
+        tokenizer.load(write("a.tiktoken", content))
+
+
+def test_a_folder_with_a_tokenizer_is_offered(write: Write, home: Path) -> None:
+    write("my model/tokenizer.json", "{}")
+    (problem,) = tokenizer.check("my model")
+    assert problem.fixes == ["--tokenizer='my model/tokenizer.json'"]
+    assert tokenizer.check("bytes") == tokenizer.check("bpe") == []
+
+
+def test_a_bad_line_ends_the_learning_with_its_place(write: Write, tmp_path: Path) -> None:
+    source, _ = find(write("a.jsonl", '{"text": "fine"}\nbad\n'))
+    assert source
+    with pytest.raises(UserError, match=r"a\.jsonl:2: not JSON"):
+        ensure(source, "text", tmp_path / "cache", chosen="bpe", vocab_size=300)

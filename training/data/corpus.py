@@ -1,4 +1,4 @@
-"""Which documents a `data` value means. Looks at names and sizes only; prepare.py reads the text."""
+"""Which documents a `data` value means. Looks at names and sizes only; read.py reads the text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 from training.errors import Problem
 
 STDLIB = "stdlib"
-SUFFIXES = (".txt", ".jsonl")
+FORMS = (".txt", ".jsonl", ".parquet")
+SUFFIXES = (*FORMS, ".txt.gz", ".jsonl.gz", ".txt.zst", ".jsonl.zst")
+NAMED = ".parquet, .txt or .jsonl (also .gz, .zst)"
 # Not part of every Python installation, or not typical text: tests hold tables and broken encodings on purpose.
 STDLIB_WITHOUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "turtledemo", "__pycache__", "lib-dynload"}
 
@@ -31,7 +33,7 @@ def find(data: str, origin: str = "") -> tuple[Source | None, Problem | None]:
         return _stdlib()
     path = Path(os.path.expanduser(data))  # noqa: PTH111 – Path.expanduser raises for an unknown user
     said = f"data is {data!r}" + (f" ({origin})" if origin else "")
-    allowed = "a .txt or .jsonl file, a folder of them, or stdlib"
+    allowed = f"a {NAMED} file, a folder of them, or stdlib"
     fixes = ["--data=stdlib"]
     if not os.path.exists(path):
         return None, Problem(f"{said}: no such file or folder", allowed, fixes)
@@ -39,11 +41,11 @@ def find(data: str, origin: str = "") -> tuple[Source | None, Problem | None]:
         # A named pipe would be waited for; a link to nowhere is told below.
         files = [f for f in _walk(path, SUFFIXES, set()) if f.is_file() or not f.exists()]
         if not files:
-            return None, Problem(f"{said}: no {' or '.join(SUFFIXES)} file in this folder", allowed, fixes)
-    elif path.suffix in SUFFIXES and path.is_file():
+            return None, Problem(f"{said}: no {NAMED} file in this folder", allowed, fixes)
+    elif path.name.endswith(SUFFIXES) and path.is_file():
         files = [path]
     else:
-        return None, Problem(f"{said}: not a {' or '.join(SUFFIXES)} file", allowed, fixes)
+        return None, Problem(f"{said}: not a {NAMED} file", allowed, fixes)
     total = 0
     for file in files:
         try:
@@ -54,7 +56,9 @@ def find(data: str, origin: str = "") -> tuple[Source | None, Problem | None]:
             return None, Problem(f"{said}: {file} can not be read: {error.strerror}", "a readable file", mode)
     if total == 0:
         return None, Problem(f"{said}: empty", "some text", fixes)
-    return Source(path.resolve().stem or "data", tuple(files), total), None
+    name = path.resolve().name
+    suffix = next((s for s in sorted(SUFFIXES, key=len, reverse=True) if name.endswith(s)), path.resolve().suffix)
+    return Source(name.removesuffix(suffix) or name or "data", tuple(files), total), None
 
 
 def _stdlib() -> tuple[Source | None, Problem | None]:

@@ -23,9 +23,8 @@ class Length:
 
 def plan_length(config: Config, batch: Batch, data: Prepared) -> Length:
     """Raises UserError when the data has not enough tokens for one step."""
-    sequences = max(0, data.train_tokens - 1) // batch.seq_len
-    per_rank = sequences // batch.world_size  # the same number for every rank: uneven data can not hang
-    steps = per_rank // batch.device_sequences // batch.accumulation
+    # Whole steps of all ranks together: the same for every number of ranks, and uneven data can not hang.
+    steps = max(0, data.train_tokens - 1) // batch.seq_len // (batch.total_tokens // batch.seq_len)
     if not steps:
         needed = batch.total_tokens + 1
         what = f"data {data.name} has {data.train_tokens} training tokens; one step needs {needed} ({batch.sentence()})"

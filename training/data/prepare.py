@@ -1,169 +1,245 @@
-"""Text → token shards on the disk, once per corpus. Whoever comes second finds them; nobody sees half of them.
+"""Text → token shards on the disk, once per corpus and tokenizer. Whoever comes second finds them, proven whole.
 
-    data/<name>-<fingerprint>/train.bin  val.bin    little-endian uint16 tokens, memory-mapped by the loader
-                              index.json            sizes and checksums; the folder appears whole, by one rename
+data/<name>-<fingerprint>/train_00000.bin …  val_00000.bin …    little-endian tokens, memory-mapped by the loader
+                          tokenizer.json or ranks.tiktoken      of a learned vocabulary
+                          index.json                            sizes and checksums; the folder appears whole, by one rename
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
-import shlex
 import shutil
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from training import rundir
-from training.data import tokenizer
+from training import console, rundir
+from training.data import shards, tokenizer
 from training.data.corpus import Source
+from training.data.read import Piece, documents
+from training.data.shards import Writer
+from training.data.tokenizer import BOS, BYTES, PADDED_VOCAB, Tokenizer
 from training.errors import Problem, UserError
 
-FORMAT = 1
-TOKEN_BYTES = 2
+FORMAT = 2
+SHARD_TOKENS = 1 << 27
 # One document in twenty is for validation; when that gives no sensible share (few or one huge document), the last
 # twentieth of all tokens.
 VALIDATION_ONE_IN = 20
 SENSIBLE_SHARE = (0.01, 0.20)
-CHUNK = 1 << 22
+# A vocabulary is learned from so much text, drawn from the whole corpus: more changes nothing but the time.
+LEARN_BYTES = 256 << 20
+COMPRESSION = 4  # a guess, for that draw only
+PROBE = "Hello World, it's 12345!\n\tnaïve – 训练 данные 🙂  x = [1]\n"
+
+Progress = Callable[[str, int, int], None]  # what is done, bytes done, bytes in all
+TOKENIZING, CHECKING, LEARNING = "preparing", "checking", "learning the vocabulary of"
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """Progress that nobody wants."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A corpus on the disk, in tokens."""
+    """A corpus on the disk, in tokens. `vocab` is what the model has rows for: the tokenizer's ids and padding."""
 
     folder: str
     name: str
     documents: int
     train_tokens: int
     val_tokens: int
+    tokenizer: str = BYTES  # a description; training.data.tokenizer.of() gives the tokenizer
+    vocab: int = PADDED_VOCAB
+    token_bytes: int = 2
+    bos: int = BOS
+    shard_tokens: int = SHARD_TOKENS
 
     @property
-    def train(self) -> Path:
-        return Path(self.folder, "train.bin")
+    def train(self) -> list[Path]:
+        return self._paths("train")
 
     @property
-    def val(self) -> Path:
-        return Path(self.folder, "val.bin")
+    def val(self) -> list[Path]:
+        return self._paths("val")
+
+    def sizes(self, part: str) -> list[int]:
+        """Tokens of each shard of "train" or "val"."""
+        return shards.sizes(self.train_tokens if part == "train" else self.val_tokens, self.shard_tokens)
+
+    def _paths(self, part: str) -> list[Path]:
+        return [Path(self.folder, name) for name in shards.names(part, len(self.sizes(part)))]
 
 
-def fingerprint(source: Source, text_field: str) -> str:
-    """Changes whenever a file of the corpus does (path, size or time)."""
-    digest = hashlib.sha256(f"{FORMAT} {text_field}".encode())
+def fingerprint(source: Source, text_field: str, chosen: str = BYTES, vocab_size: int = 0) -> str:
+    """Changes whenever a file of the corpus (path, size or time) or the tokenizer (choice, size, content) does."""
+    digest = hashlib.sha256(f"{FORMAT} {SHARD_TOKENS} {text_field}".encode())
+    if chosen == tokenizer.BPE:
+        digest.update(f"\0bpe {vocab_size}".encode())
+    elif chosen != BYTES:
+        digest.update(b"\0" + hashlib.sha256(tokenizer.expanded(chosen).read_bytes()).digest())
     for file in source.files:
         facts = file.stat()
         digest.update(f"\0{file.resolve()}\0{facts.st_size}\0{facts.st_mtime_ns}".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:12]
 
 
-def ensure(source: Source, text_field: str, cache: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> Prepared:
-    """The prepared corpus, made when it is not there. `progress(bytes done, bytes in all)`.
+def ensure(
+    source: Source, text_field: str, cache: Path, progress: Progress = silent, *, chosen: str = BYTES, vocab_size: int = 0
+) -> Prepared:
+    """The prepared corpus, made when it is not there or not whole. `chosen` and `vocab_size` as --tokenizer, --vocab_size.
 
-    Raises UserError for text that can not be used, OSError for a full disk.
+    Raises UserError for text or a tokenizer that can not be used, OSError for a full disk.
     """
     short = os.fsdecode(os.fsencode(source.name)[:100])  # room for the rest within the 255 bytes of a file name
-    folder = cache / f"{short}-{fingerprint(source, text_field)}"
-    found = _existing(folder)
+    folder = cache / f"{short}-{fingerprint(source, text_field, chosen, vocab_size)}"
+    found, _ = _existing(folder, progress)
     if found:
         return found
     cache.mkdir(parents=True, exist_ok=True)
     with open(cache / f".{folder.name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two runs at once: the second waits and finds it done
-        found = _existing(folder)
+        found, damage = _existing(folder, progress)
         if found:
             return found
+        if damage:
+            console.warning(f"the prepared data {folder} is damaged: {damage}; it is prepared again from {source.name}")
         work = cache / f".{folder.name}.work"  # always the same: what a killed one left is removed
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
         try:
-            _write(source, text_field, work, folder, progress)
+            made = _write(source, text_field, work, folder, progress, chosen, vocab_size)
             shutil.rmtree(folder, ignore_errors=True)  # a damaged one
             work.rename(folder)
         finally:
             shutil.rmtree(work, ignore_errors=True)
-    made = _existing(folder)
-    assert made, f"{folder} was written just now"
     return made
 
 
-def _existing(folder: Path) -> Prepared | None:
+def _existing(folder: Path, progress: Progress) -> tuple[Prepared | None, str]:
+    """(what is there and whole, what is damaged)."""
+    if not folder.exists():
+        return None, ""
     index = rundir.read_json(folder / "index.json")
-    if not index or index.get("format") != FORMAT:
-        return None
-    prepared = Prepared(str(folder), index["name"], index["documents"], index["train_tokens"], index["val_tokens"])
-    for path, tokens in ((prepared.train, prepared.train_tokens), (prepared.val, prepared.val_tokens)):
-        if not path.exists() or path.stat().st_size != tokens * TOKEN_BYTES:
-            return None  # truncated: made again
-    return prepared
-
-
-def _write(source: Source, text_field: str, work: Path, folder: Path, progress: Callable[[int, int], None]) -> None:
-    documents = done = 0
-    train, val = work / "train.bin", work / "val.bin"
-    with train.open("wb") as train_file, val.open("wb") as val_file:
-        for text, consumed in _documents(source, text_field):
-            chosen = zlib.crc32(str(documents).encode()) % VALIDATION_ONE_IN == 0
-            (val_file if chosen else train_file).write(tokenizer.encode(text))
-            documents += 1
-            done += consumed
-            progress(done, source.total_bytes)
-    sizes = train.stat().st_size, val.stat().st_size
-    if not sum(sizes):
-        raise UserError(Problem(f"data {source.name}: no text in {len(source.files)} files", "some text"))
-    if not SENSIBLE_SHARE[0] <= sizes[1] / sum(sizes) <= SENSIBLE_SHARE[1]:
-        _cut_tail(train, val)
-    tokens = {f"{p.stem}_tokens": p.stat().st_size // TOKEN_BYTES for p in (train, val)}
-    for path in (train, val):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    made = Prepared(str(folder), source.name, documents, **tokens)
-    checksums = {f"{p.stem}_sha256": _sha256(p) for p in (train, val)}
-    rundir.write_json(work / "index.json", {"format": FORMAT, **asdict(made), **checksums})
-
-
-def _documents(source: Source, text_field: str) -> Iterator[tuple[bytes, int]]:
-    """(text, bytes read for it): a text file is one document, a .jsonl file one a line."""
-    for file in source.files:
-        if file.suffix != ".jsonl":
-            text = file.read_bytes()
-            yield text, len(text)
-            continue
-        with file.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield _record_text(file, number, line, text_field), len(line)
-
-
-def _record_text(file: Path, number: int, line: bytes, text_field: str) -> bytes:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(Problem(f"{file}:{number}: not JSON: {error}", "one JSON object a line")) from None
-    if not isinstance(record, dict) or not isinstance(record.get(text_field), str):
-        keys = [k for k, v in record.items() if isinstance(v, str)] if isinstance(record, dict) else []
-        fixes = [f"--text_field={shlex.quote(k)}" for k in keys[:3]]
-        raise UserError(Problem(f"{file}:{number}: no text under {text_field!r}", "a JSON object with the text in it", fixes))
-    return str(record[text_field]).encode("utf-8", "replace")
+        if not index or index["format"] != FORMAT:
+            return None, "index.json is damaged"
+        facts = {name: index[name] for name in Prepared.__dataclass_fields__}
+        prepared = Prepared(**facts | {"folder": str(folder)})
+        expected = {path.name: size * prepared.token_bytes for part in ("train", "val") for path, size in _shards(prepared, part)}
+        if any(index["files"][name]["bytes"] != size for name, size in expected.items()):
+            return None, "index.json contradicts itself"
+        damage = shards.damage(folder, index["files"], lambda done, total: progress(CHECKING, done, total))
+    except (KeyError, TypeError, AttributeError):
+        return None, "index.json is damaged"
+    return (None, damage) if damage else (prepared, "")
 
 
-def _cut_tail(train: Path, val: Path) -> None:
+def _shards(prepared: Prepared, part: str) -> Iterator[tuple[Path, int]]:
+    yield from zip(prepared.train if part == "train" else prepared.val, prepared.sizes(part), strict=True)
+
+
+def _write(source: Source, text_field: str, work: Path, folder: Path, progress: Progress, chosen: str, vocab_size: int) -> Prepared:
+    words = _learn(source, text_field, vocab_size, work, progress) if chosen == tokenizer.BPE else tokenizer.load(chosen)
+    _warn_of_loss(words)
+    train, val = (Writer(work, part, words.token_bytes, SHARD_TOKENS) for part in ("train", "val"))
+    try:
+        count = _tokenize(source, text_field, words, train, val, progress)
+        if not train.tokens + val.tokens:
+            raise UserError(Problem(f"data {source.name}: no text in {len(source.files)} files", "some text"))
+        if not SENSIBLE_SHARE[0] <= val.tokens / (train.tokens + val.tokens) <= SENSIBLE_SHARE[1]:
+            val = _cut_tail(train, val)
+        train.close()
+        val.close()
+    finally:
+        train.drop()
+        val.drop()
+    if words.replaced:
+        console.warning(f"data {source.name}: {words.replaced} pieces of text are no UTF-8; U+FFFD stands for the bytes that are none")
+    file = words.save(work)
+    facts = (words.name, words.padded_vocab, words.token_bytes, words.bos, SHARD_TOKENS)
+    made = Prepared(str(folder), source.name, count, train.tokens, val.tokens, *facts)
+    paths = [*train.paths, *val.paths, *([work / file] if file else [])]
+    found = shards.sums(paths, lambda done, total: progress(CHECKING, done, total))
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": found[n]} for n, path in enumerate(paths)}
+    for writer in (train, val):
+        for path, tokens in zip(writer.paths, shards.sizes(writer.tokens, SHARD_TOKENS), strict=True):
+            files[path.name]["tokens"] = tokens
+    rundir.write_json(work / "index.json", {"format": FORMAT, **asdict(made), "tokenizer_file": file, "files": files})
+    return made
+
+
+def for_validation(document: int) -> bool:
+    """Does this document (by number) belong to the validation part?"""
+    return zlib.crc32(str(document).encode()) % VALIDATION_ONE_IN == 0
+
+
+def _tokenize(source: Source, text_field: str, words: Tokenizer, train: Writer, val: Writer, progress: Progress) -> int:
+    """Everything into the two parts, document by document; returns their number."""
+    count, done = 0, 0
+    seen: deque[Piece] = deque()  # pieces that are being tokenized
+
+    def noted() -> Iterator[Piece]:
+        for piece in documents(source, text_field):
+            seen.append(piece._replace(content=b""))
+            yield piece
+
+    pieces = noted()
+    for tokens in words.encode_pieces(pieces):
+        piece = seen.popleft()
+        count += piece.first
+        (val if for_validation(count - 1) else train).write(tokens)
+        done = piece.done
+        progress(TOKENIZING, done, source.total_bytes)
+    if done != source.total_bytes and count:  # the end of a compressed file belongs to no text
+        progress(TOKENIZING, source.total_bytes, source.total_bytes)
+    return count
+
+
+def _cut_tail(train: Writer, val: Writer) -> Writer:
     """Join both parts again and make the last twentieth the validation part."""
-    with train.open("ab") as out, val.open("rb") as extra:
-        shutil.copyfileobj(extra, out, CHUNK)
-    tokens = train.stat().st_size // TOKEN_BYTES
-    cut = (tokens - tokens // VALIDATION_ONE_IN) * TOKEN_BYTES
-    with train.open("rb") as file, val.open("wb") as out:
-        file.seek(cut)
-        shutil.copyfileobj(file, out, CHUNK)
-    os.truncate(train, cut)
+    for tokens in val.read():
+        train.write(tokens)
+    val.truncate(0)
+    cut = train.tokens - train.tokens // VALIDATION_ONE_IN
+    for tokens in train.read(cut):
+        val.write(tokens)
+    train.truncate(cut)
+    return val
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+def _learn(source: Source, text_field: str, vocab_size: int, work: Path, progress: Progress) -> Tokenizer:
+    """A vocabulary of the training documents; of a large corpus, from a part drawn evenly."""
+    from training.data import bpe
+
+    guess = sum(f.stat().st_size * (COMPRESSION if f.suffix in (".gz", ".zst", ".parquet") else 1) for f in source.files)
+    share = min(1.0, LEARN_BYTES / max(1, guess))
+    learned = total = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal learned, total
+        document = -1
+        for number, piece in enumerate(documents(source, text_field)):
+            document += piece.first
+            total += len(piece.content)
+            progress(LEARNING, piece.done, source.total_bytes)
+            drawn = zlib.crc32(b"learn %d" % number) < share * (1 << 32) and learned < LEARN_BYTES
+            if drawn and not (document and for_validation(document)):  # the first document may be the only one
+                learned += len(piece.content)
+                yield piece.content.decode("utf-8", "replace")
+
+    words = bpe.train(texts(), vocab_size, work)
+    fewer = f" (asked for: {vocab_size}; the text has no more)" if words.vocab < vocab_size else ""
+    console.info(f"learned {words.vocab} tokens{fewer} from {learned / 1e6:.0f} MB of {total / 1e6:.0f} MB of text")
+    return words
+
+
+def _warn_of_loss(words: Tokenizer) -> None:
+    (ids,) = words.encode_documents([PROBE])
+    text = words.decode(ids.tolist())
+    if text != PROBE:
+        console.warning(f"tokenizer {words.name} changes text ({PROBE!r} comes back as {text!r}): bits per byte are not exact")

@@ -11,7 +11,7 @@ from typing import Any
 from training import console, rundir
 from training.config.batch import Batch
 from training.config.schema import Config
-from training.data import corpus, length
+from training.data import corpus, extras, length, tokenizer
 from training.data.prepare import Prepared, ensure
 from training.errors import Exit, Problem, UserError
 from training.request import ROOT
@@ -28,7 +28,11 @@ def prepare(run: rundir.RunDir, plan: dict[str, Any], cache: Path = CACHE) -> Pr
         if source is None:
             assert problem
             raise UserError(problem)
-        data = ensure(source, config.text_field, cache, _Shown(source.name))
+        # Asked when the request was checked, too; a resumed run may have lost a package or a file since.
+        if problems := tokenizer.check(config.tokenizer, plan["origins"]["tokenizer"]) + extras.missing(source.files, config.tokenizer):
+            raise UserError(problems)
+        shown = _Shown(source.name)
+        data = ensure(source, config.text_field, cache, shown, chosen=config.tokenizer, vocab_size=config.vocab_size)
         steps = length.plan_length(config, batch, data)
     except OSError as error:
         rundir.write_json(run.data, {"failed": int(Exit.RESOURCES)})
@@ -53,15 +57,15 @@ def published(run: rundir.RunDir) -> Prepared | None:
 
 
 class _Shown:
-    """Progress of a long preparation: said every few seconds, a short one stays silent."""
+    """Progress of a long preparation or check: said every few seconds, a short one stays silent."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.last = time.monotonic()
 
-    def __call__(self, done: int, total: int) -> None:
+    def __call__(self, what: str, done: int, total: int) -> None:
         now = time.monotonic()
         if now - self.last >= SAY_EVERY_S:
             self.last = now
-            console.info(f"preparing data {self.name}: {done / 1e6:.0f} of {total / 1e6:.0f} MB ({100 * done // max(1, total)} %)")
+            console.info(f"{what} data {self.name}: {done / 1e6:.0f} of {total / 1e6:.0f} MB ({100 * done // max(1, total)} %)")
             sys.stderr.flush()

@@ -1,19 +1,233 @@
-"""Byte tokens: every byte is a token, so any text in any language works with nothing to train or load."""
+"""Text to tokens and back: bytes, or a vocabulary that is trained on the corpus or loaded from a file.
+
+Nothing but the standard library is imported with this module: a plan asks it for the size of a vocabulary. The libraries of
+learned vocabularies stand in training.data.bpe.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
+import os
+import re
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training import rundir
+from training.data.read import Piece
+from training.errors import Exit, Problem, UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from training.data.prepare import Prepared
+
+BYTES, BPE = "bytes", "bpe"
 VOCAB = 257  # 256 bytes and the document separator
 BOS = 256
-PADDED_VOCAB = 320  # a multiple of 64: matrix shapes that hardware likes
+PADDED_VOCAB = 320  # of bytes
+BOS_NAME = "<|bos|>"
+# What other tokenizers call it, the most fitting first.
+BOS_NAMES = (BOS_NAME, "<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "<|startoftext|>", "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+JSON, TIKTOKEN = "tokenizer.json", "ranks.tiktoken"  # names in a prepared folder
+ALLOWED = "bytes, bpe, a Hugging Face tokenizer.json or a .tiktoken file"
+FIXES = ("--tokenizer=bytes", "--tokenizer=bpe")
+_TIKTOKEN_LINES = re.compile(rb"(?:[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n)*(?:[A-Za-z0-9+/]+={0,2} [0-9]+)?")
 
 
-def encode(text: bytes) -> bytes:
-    """The tokens of one document as little-endian uint16, with the separator first."""
-    import numpy as np
-
-    return BOS.to_bytes(2, "little") + np.frombuffer(text, np.uint8).astype("<u2").tobytes()
+def padded(vocab: int) -> int:
+    """The next multiple of 64: matrix shapes that hardware likes."""
+    return -(-vocab // 64) * 64
 
 
-def decode(tokens: list[int]) -> str:
-    """Text of the tokens; separators are dropped, bytes that are no UTF-8 become U+FFFD."""
-    return bytes(t for t in tokens if t < 256).decode("utf-8", errors="replace")
+class Tokenizer(ABC):
+    """`name` for people; `vocab`: ids 0 … vocab-1, the separator `bos` among them; `padded_vocab`: rows of the embedding.
+
+    `replaced` counts pieces of text that were no UTF-8 and got U+FFFD in places (never with bytes).
+    """
+
+    name: str
+    vocab: int
+    padded_vocab: int
+    bos: int
+    replaced = 0
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token in a shard."""
+        return 2 if self.vocab <= 1 << 16 else 4
+
+    def encode_documents(self, texts: Iterable[str | bytes]) -> Iterator[npt.NDArray[Any]]:
+        """The tokens of each document, the separator first; little-endian uint16 or uint32, (tokens,)."""
+        return self.encode_pieces(Piece(t.encode("utf-8", "replace") if isinstance(t, str) else t) for t in texts)
+
+    @abstractmethod
+    def encode_pieces(self, pieces: Iterable[Piece]) -> Iterator[npt.NDArray[Any]]:
+        """The tokens of each piece in turn; the separator stands before a document's first piece only."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of the tokens; separators and ids beyond the vocabulary are dropped, broken UTF-8 becomes U+FFFD."""
+
+    @abstractmethod
+    def byte_lengths(self) -> npt.NDArray[np.int64]:
+        """Bytes of text that each token stands for, (vocab,); 0 for the separator and other special tokens."""
+
+    def save(self, folder: Path) -> str:
+        """Write what `of` needs; the name of the file, "" when it needs none."""
+        return ""
+
+
+class Bytes(Tokenizer):
+    """Every byte is a token: any text in any language works with nothing to train or load."""
+
+    name = BYTES
+    vocab, padded_vocab, bos = VOCAB, PADDED_VOCAB, BOS
+
+    def encode_pieces(self, pieces: Iterable[Piece]) -> Iterator[npt.NDArray[Any]]:
+        import numpy as np
+
+        for content, first, _ in pieces:
+            tokens = np.empty(len(content) + first, "<u2")
+            if first:
+                tokens[0] = BOS
+            tokens[int(first) :] = np.frombuffer(content, np.uint8)
+            yield tokens
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(int(i) for i in ids if i < BOS).decode("utf-8", errors="replace")
+
+    def byte_lengths(self) -> npt.NDArray[np.int64]:
+        import numpy as np
+
+        return (np.arange(VOCAB) < BOS).astype(np.int64)
+
+
+def of(prepared: Prepared) -> Tokenizer:
+    """The tokenizer of a prepared corpus, from its folder alone. Raises UserError."""
+    index = rundir.read_json(Path(prepared.folder, "index.json")) or {}
+    name = index.get("tokenizer_file")
+    if name is None:
+        fixes = [f"rm -r {shlex.quote(prepared.folder)}"]
+        what = f"{prepared.folder}/index.json is missing or damaged"
+        raise UserError(Problem(what, "the folder as it was prepared; the next start makes it again", fixes), Exit.RESOURCES)
+    return load(str(Path(prepared.folder, name)), prepared.tokenizer, prepared.vocab) if name else Bytes()
+
+
+def load(tokenizer: str, name: str = "", padded_vocab: int = 0) -> Tokenizer:
+    """The tokenizer behind a value of `--tokenizer` other than bpe. Raises UserError for a file that is none."""
+    if tokenizer == BYTES:
+        return Bytes()
+    from training.data import bpe
+
+    path = expanded(tokenizer)
+    kind = bpe.Ranks if path.suffix == ".tiktoken" else bpe.Learned
+    ids = _facts(path)[0]
+    found = kind(path, name or f"{path.name}, {ids} tokens", padded_vocab or padded(ids))
+    if found.vocab > found.padded_vocab:
+        raise UserError(Problem(f"tokenizer {path}: {found.vocab} ids where the file names {ids}", ALLOWED, list(FIXES)))
+    return found
+
+
+def expanded(tokenizer: str) -> Path:
+    return Path(os.path.expanduser(tokenizer))  # noqa: PTH111 – Path.expanduser raises for an unknown user
+
+
+# ── what can be told from the file, before anything is loaded ────────────────────────────────────────────────────────
+
+
+def vocab_of(tokenizer: str, vocab_size: int) -> int:
+    """Rows of the embedding (a multiple of 64) that a value of `--tokenizer` leads to, in some milliseconds.
+
+    Raises UserError for a file that is no tokenizer; `check` says it with the origin of the value.
+    """
+    if tokenizer == BYTES:
+        return PADDED_VOCAB
+    if tokenizer == BPE:
+        return padded(vocab_size)
+    if problems := check(tokenizer):
+        raise UserError(problems)
+    return padded(_facts(expanded(tokenizer))[0])
+
+
+def check(tokenizer: str, origin: str = "") -> list[Problem]:
+    """What is wrong with a value of `--tokenizer`; `origin` tells where it came from."""
+    if tokenizer in (BYTES, BPE):
+        return []
+    path, said = expanded(tokenizer), f"tokenizer is {tokenizer!r}" + (f" ({origin})" if origin else "")
+    if path.is_dir() and (path / JSON).is_file():
+        return [Problem(f"{said}: a folder", ALLOWED, [f"--tokenizer={shlex.quote(os.path.join(tokenizer, JSON))}"])]
+    if not path.is_file():
+        return [Problem(f"{said}: no such file", ALLOWED, list(FIXES))]
+    if path.suffix not in (".json", ".tiktoken"):
+        return [Problem(f"{said}: not a .json or .tiktoken file", ALLOWED, list(FIXES))]
+    try:
+        _facts(path)
+    except OSError as error:
+        return [Problem(f"{said}: it can not be read: {error.strerror}", "a readable file", [f"chmod u+r {shlex.quote(str(path))}"])]
+    except ValueError as error:
+        return [Problem(f"{said}: {error}", ALLOWED, list(FIXES))]
+    return []
+
+
+def _facts(path: Path) -> tuple[int, str]:
+    """(number of ids with our separator, the separator's name when the file has one)."""
+    state = path.stat()
+    return _read_facts(path, state.st_mtime_ns, state.st_size)
+
+
+@functools.lru_cache(maxsize=4)
+def _read_facts(path: Path, changed: int, size: int) -> tuple[int, str]:
+    content = path.read_bytes()
+    return (tiktoken_ids(content) + 1, "") if path.suffix == ".tiktoken" else _json_facts(content)
+
+
+def tiktoken_ids(content: bytes) -> int:
+    """The number of ids in a .tiktoken file: lines of base64 and rank. ValueError names the line that is wrong."""
+    if not _TIKTOKEN_LINES.fullmatch(content):
+        for number, line in enumerate(content.splitlines(), 1):
+            if not _TIKTOKEN_LINES.fullmatch(line) or not line:
+                raise ValueError(f"line {number} is not 'base64 rank': {line[:40].decode('utf-8', 'replace')!r}")
+    lines = content.rstrip().count(b"\n") + 1
+    last = int(content.rsplit(None, 1)[-1]) if content.strip() else -1
+    if last + 1 == lines:  # as in every file that is in use: 0, 1, 2, …; what is loaded is looked at line by line
+        return lines
+    ranks = list(map(int, content.split()[1::2]))
+    if not ranks:
+        raise ValueError("it is empty")
+    if max(ranks) >= 1 << 24:
+        raise ValueError(f"rank {max(ranks)} is no rank of a vocabulary")
+    return max(ranks) + 1
+
+
+def _json_facts(content: bytes) -> tuple[int, str]:
+    """As _facts, for tokenizer.json. The merges, more than half of the file, are not parsed where they end it, as they do
+    in every file that the library writes."""
+    merges = re.search(rb'"merges"\s*:\s*\[', content)
+    wrong = "not a tokenizer.json of Hugging Face"
+    found: Any = None
+    if merges and re.search(rb"\]\s*\}\s*\}\s*$", content):
+        with contextlib.suppress(ValueError):
+            found = json.loads(content[: merges.end()] + b"]}}")
+    try:
+        found = found or json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{wrong}: {error}") from None
+    try:
+        vocab, added = found["model"]["vocab"], found.get("added_tokens") or []
+        ids = [len(vocab) - 1] if isinstance(vocab, list) else list(vocab.values())
+        ids += [token["id"] for token in added]
+        bos = bos_among({t["content"]: t["id"] for t in added if t.get("special")})
+        return max(map(int, ids)) + (1 if bos else 2), bos
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise ValueError(f"{wrong}: no vocabulary in it") from None
+
+
+def bos_among(special: Mapping[str, int]) -> str:
+    """The special token that separates documents, "" when there is none."""
+    return next((name for name in BOS_NAMES if name in special), "")

@@ -1,0 +1,117 @@
+"""Batches and epochs: ours against torch's DataLoader with DistributedSampler, and nanoGPT's get_batch.
+
+    python -m benchmarks.data [--rounds=7]
+
+The same shard of random tokens, 16 sequences of 128 tokens; rounds are interleaved, medians are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+from tqdm import tqdm
+
+from training.config.batch import Batch
+from training.data.loader import Batches, TokenDataset
+from training.data.order import Order
+
+SEQ, SIZE, COUNT, SHARD_TOKENS = 128, 16, 300, 1 << 24
+MANY = 50_000_000
+
+
+def torch_loader(data: TokenDataset, workers: int) -> Iterator[Any]:
+    sampler = DistributedSampler(data, 2, 0, shuffle=True, seed=1, drop_last=True)
+    sampler.set_epoch(0)
+    context = "fork" if workers else None
+    return iter(DataLoader(data, SIZE, sampler=sampler, drop_last=True, num_workers=workers, multiprocessing_context=context))
+
+
+def get_batch(path: Path) -> Iterator[Any]:
+    """nanoGPT's train.py: random places, one slice for each."""
+    while True:
+        data = np.memmap(path, dtype=np.uint16, mode="r")
+        places = torch.randint(len(data) - SEQ, (SIZE,))
+        inputs = torch.stack([torch.from_numpy(data[i : i + SEQ].astype(np.int64)) for i in places])
+        targets = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + SEQ].astype(np.int64)) for i in places])
+        yield inputs, targets
+
+
+def per_batch(batches: Iterator[Any]) -> float:
+    """Milliseconds; the first batch, which starts workers or an order, is not counted."""
+    next(batches)
+    started = time.perf_counter()
+    for _ in range(COUNT):
+        next(batches)
+    return 1000 * (time.perf_counter() - started) / COUNT
+
+
+def first_index(sampler: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    sampler()
+    return 1000 * (time.perf_counter() - started)
+
+
+class Many:
+    """As many sequences as a large corpus has; a sampler asks for their number only."""
+
+    def __len__(self) -> int:
+        return MANY
+
+
+def torch_start() -> None:
+    sampler: DistributedSampler[Any] = DistributedSampler(Many(), 2, 0, shuffle=True, seed=1, drop_last=True)  # type: ignore[arg-type]
+    next(iter(sampler))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds after one warm-up")
+    rounds = parser.parse_args().rounds
+    torch.set_num_threads(1)
+    found: dict[str, list[float]] = {}
+
+    def note(name: str, value: float) -> None:
+        found.setdefault(name, []).append(value)
+
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for number in range(2):
+            paths.append(Path(folder, f"train_{number:05d}.bin"))
+            np.random.default_rng(number).integers(0, 257, SHARD_TOKENS).astype("<u2").tofile(paths[-1])
+        one, two = TokenDataset(paths[:1], SEQ), TokenDataset(paths, SEQ)
+        batch = Batch(SIZE, SEQ, 2, 1)
+
+        def ours(data: TokenDataset, workers: int = 0) -> Batches:
+            return Batches(data, batch, rank=0, seed=1, workers=workers, persistent=False, pin=False)
+
+        for number in tqdm(range(rounds + 1), unit="round", disable=None):
+            if number == 1:
+                found.clear()
+            held = [ours(one), ours(two), ours(one, 2)]
+            note("a batch: ours, one shard", per_batch(held[0].epoch(0, 0)))
+            note("a batch: ours, two shards", per_batch(held[1].epoch(0, 0)))
+            note("a batch: ours, 2 workers", per_batch(held[2].epoch(0, 0)))
+            note("a batch: nanoGPT get_batch", per_batch(get_batch(paths[0])))
+            note("a batch: DataLoader, 0 workers", per_batch(torch_loader(one, 0)))
+            note("a batch: DataLoader, 2 workers", per_batch(torch_loader(one, 2)))
+            note("new epoch, 131072 sequences: ours", first_index(lambda: next(held[0].epoch(1, 0))))  # noqa: B023
+            note("new epoch, 131072 sequences: torch", first_index(lambda: next(torch_loader(one, 0))))
+            note("start at 50 M sequences: ours", first_index(lambda: Order(MANY, 1, 0).indices(0, 4096)))
+            note("start at 50 M sequences: torch", first_index(torch_start))
+            held[2].close()
+    print(f"{'':<36}{'median':>12}{'min':>12}{'max':>12}")
+    for name, values in found.items():
+        print(f"{name:<36}{statistics.median(values):10.4f}ms{min(values):10.4f}ms{max(values):10.4f}ms")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Shared by the tests of prepared data: a corpus prepared, and its documents read back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from training.data.corpus import Source, find
+from training.data.prepare import Prepared, ensure
+from training.data.tokenizer import BOS
+from training.errors import Exit, Problem, UserError
+
+Write = Callable[..., str]
+
+
+def source(data: str) -> Source:
+    found, problem = find(data)
+    assert found, problem
+    return found
+
+
+def made(data: str, cache: Path, text_field: str = "text") -> Prepared:
+    return ensure(source(data), text_field, cache)
+
+
+def shard(paths: list[Path]) -> list[int]:
+    return [token for path in paths for token in np.fromfile(path, "<u2").tolist()]
+
+
+def documents(tokens: list[int]) -> list[bytes]:
+    """The texts between the separators."""
+    parts: list[list[int]] = []
+    for token in tokens:
+        if token == BOS:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return [bytes(p) for p in parts]
+
+
+def refused(data: str, cache: Path, text_field: str = "text") -> Problem:
+    with pytest.raises(UserError) as caught:
+        made(data, cache, text_field)
+    assert caught.value.code == Exit.CONFIG
+    (problem,) = caught.value.problems
+    assert not [p for p in cache.iterdir() if p.is_dir()], "no half folder"
+    return problem

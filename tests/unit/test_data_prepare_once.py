@@ -1,0 +1,224 @@
+"""Shards are made once, whole, by one; and made again when they are damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import wait_until
+from tests.unit.conftest import clean_environment
+from tests.unit.corpora import documents, made, shard, source
+from training.data import prepare
+from training.data.prepare import ensure
+
+Write = Callable[..., str]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def test_the_second_time_it_is_found(write: Write, cache: Path) -> None:
+    name = write("a.txt", "some text" * 100)
+    first, seen = made(name, cache), []
+    assert ensure(source(name), "text", cache, lambda what, done, total: seen.append(what)) == first
+    assert set(seen) <= {prepare.CHECKING}
+    assert Path(first.folder).parent == cache
+    assert Path(first.folder).name.startswith("a-")
+
+
+def test_progress_ends_at_the_whole(write: Write, cache: Path) -> None:
+    for n in range(5):
+        write(f"corpus/{n}.txt", "x" * 100)
+    seen: list[tuple[int, int]] = []
+    ensure(source("corpus"), "text", cache, lambda what, done, total: seen.append((done, total)) if what == prepare.TOKENIZING else None)
+    assert seen == [(100 * n, 500) for n in range(1, 6)]
+
+
+def test_the_folder_appears_whole_by_a_rename(write: Write, cache: Path) -> None:
+    name, inside = write("a.txt", "some text"), []
+
+    def look(what: str, done: int, total: int) -> None:
+        inside.extend((p.parent.name, p.stat().st_ino) for p in cache.glob("**/train_00000.bin"))
+
+    data = ensure(source(name), "text", cache, look)
+    ((folder, inode),) = inside
+    assert folder != Path(data.folder).name
+    assert data.train[0].stat().st_ino == inode
+
+
+def test_a_changed_corpus_is_prepared_again(write: Write, cache: Path, home: Path) -> None:
+    name = write("a.txt", "first")
+    first = made(name, cache)
+    write("a.txt", "other")  # the same size
+    os.utime(home / "a.txt", (1, 1))
+    second = made(name, cache)
+    assert second.folder != first.folder
+    assert documents(shard(second.train)) == [b"other"]
+    write("b/a.txt", "first")
+    assert made("b/a.txt", cache).folder not in (first.folder, second.folder)
+
+
+def test_what_is_beside_the_shards(write: Write, cache: Path) -> None:
+    import hashlib
+
+    data = made(write("a.txt", "some text" * 100), cache)
+    folder = Path(data.folder)
+    assert sorted(p.name for p in folder.iterdir()) == ["index.json", "train_00000.bin", "val_00000.bin"]
+    index = json.loads((folder / "index.json").read_text())
+    assert index["train_tokens"] == data.train_tokens
+    assert index["files"]["train_00000.bin"] == {
+        "bytes": 2 * data.train_tokens,
+        "sha256": hashlib.sha256(data.train[0].read_bytes()).hexdigest(),
+        "tokens": data.train_tokens,
+    }
+    assert folder.stat().st_mode & 0o777 == 0o755
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut": (lambda f: os.truncate(f / "train_00001.bin", 100), "train_00001.bin has 100 bytes, not 400"),
+    "longer": (lambda f: os.truncate(f / "train_00001.bin", 402), "train_00001.bin has 402 bytes, not 400"),
+    "lost": (lambda f: (f / "val_00000.bin").unlink(), "val_00000.bin can not be read: No such file"),
+    "bit": (lambda f: flip(f / "train_00002.bin"), "train_00002.bin is not what was written (sha256 "),
+    "index": (lambda f: (f / "index.json").write_text('{"format": 2, "na'), "index.json is damaged"),
+    "format": (lambda f: (f / "index.json").write_text('{"format": 0}'), "index.json is damaged"),
+    "facts": (lambda f: (f / "index.json").write_text('{"format": 2, "name": "a"}'), "index.json is damaged"),
+    "no index": (lambda f: (f / "index.json").unlink(), "index.json is damaged"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_folder_is_named_and_made_again(
+    damage: str, write: Write, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(prepare, "SHARD_TOKENS", 200)
+    name = write("a.txt", "some text" * 100)
+    first = made(name, cache)
+    whole = [p.read_bytes() for p in (*first.train, *first.val)]
+    assert len(whole) > 4
+    assert made(name, cache) == first and capsys.readouterr().err == ""
+    do, said = DAMAGES[damage]
+    do(Path(first.folder))
+    second = made(name, cache)
+    assert second == first
+    assert [p.read_bytes() for p in (*second.train, *second.val)] == whole
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "[WARNING]" in line and f"{first.folder} is damaged: {said}" in line
+
+
+@pytest.mark.parametrize("limit", [7, 100, 1000, 1001])
+@pytest.mark.parametrize("count", [1, 50])
+def test_shards_of_any_size_hold_the_same(limit: int, count: int, write: Write, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(count):
+        write(f"corpus/{n:02}.txt", f"{n} " * (1000 // count))
+    one = made("corpus", cache)
+    monkeypatch.setattr(prepare, "SHARD_TOKENS", limit)
+    many = made("corpus", cache)
+    assert (shard(many.train), shard(many.val)) == (shard(one.train), shard(one.val))
+    for part, paths in (("train", many.train), ("val", many.val)):
+        assert [p.stat().st_size // 2 for p in paths] == many.sizes(part)
+        assert all(size == limit for size in many.sizes(part)[:-1]) and sum(many.sizes(part)) == getattr(many, f"{part}_tokens")
+    beside = {p.name for p in Path(many.folder).iterdir()} - {"index.json"}
+    assert beside == {p.name for p in (*many.train, *many.val)}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device"), MemoryError])
+def test_an_interrupted_preparation_leaves_nothing_and_is_done_again(error: BaseException, write: Write, cache: Path) -> None:
+    for n in range(5):
+        write(f"corpus/{n}.txt", "x" * 100)
+
+    def stop(what: str, done: int, total: int) -> None:
+        if done >= 300:
+            raise error
+
+    with pytest.raises(type(error) if isinstance(error, BaseException) else error):
+        ensure(source("corpus"), "text", cache, stop)
+    assert not [p for p in cache.iterdir() if p.is_dir()]
+    assert made("corpus", cache).documents == 5
+
+
+WAITING = """
+import signal, sys
+from pathlib import Path
+from training.data.corpus import find
+from training.data.prepare import ensure
+def shown(what, done, total):
+    if what == 'preparing':
+        print(done, flush=True)
+        {after}
+made = ensure(find(sys.argv[1])[0], "text", Path(sys.argv[2]), shown)
+print("made", made.folder, flush=True)
+"""
+
+
+def preparing(data: str, cache: Path, after: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WAITING.format(after=after), data, str(cache)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, env=clean_environment())
+
+
+def test_a_killed_preparation_leaves_no_half_folder_and_is_done_again(write: Write, cache: Path) -> None:
+    for n in range(5):
+        write(f"corpus/{n}.txt", "x" * 100)
+    with preparing("corpus", cache, "signal.pause()") as process:
+        assert process.stdout
+        assert process.stdout.readline() == "100\n"
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert not [p for p in cache.iterdir() if p.is_dir() and not p.name.startswith(".")]
+    data = made("corpus", cache)
+    assert data.documents == 5
+    # What the killed one had written is gone too: a large corpus would fill the disk bit by bit.
+    assert [p for p in cache.iterdir() if p.is_dir()] == [Path(data.folder)]
+
+
+def waits_for_a_lock(process: subprocess.Popen[str]) -> bool:
+    """A waiting process stands in /proc/locks as '7: -> FLOCK ADVISORY WRITE <pid> …'."""
+    return any(line.split()[1:2] == ["->"] and str(process.pid) in line.split() for line in Path("/proc/locks").read_text().splitlines())
+
+
+def test_two_at_once_make_one(write: Write, cache: Path) -> None:
+    for n in range(3):
+        write(f"corpus/{n}.txt", "x" * 100)
+    with preparing("corpus", cache, "sys.stdin.readline()") as first:
+        assert first.stdout and first.stdin
+        assert first.stdout.readline() == "100\n"  # it has the lock and waits for us
+        with preparing("corpus", cache, "pass") as second:
+            locks = Path("/proc/locks")
+            if locks.exists():
+                wait_until(lambda: waits_for_a_lock(second) or second.poll() is not None, 30, "the second waits for the lock")
+            first.stdin.write("\n" * 3)
+            first.stdin.flush()
+            lines = [first.communicate()[0].splitlines(), second.communicate()[0].splitlines()]
+    assert lines[0][:-1] == ["200", "300"]
+    assert lines[1] == [lines[0][-1]], "the second makes nothing"
+    assert lines[1][0].startswith("made ")
+    assert [p.name for p in cache.iterdir() if p.is_dir()] == [Path(lines[1][0].removeprefix("made ")).name]
+
+
+def test_a_full_disk_leaves_nothing(on_small_disk: Callable[..., subprocess.CompletedProcess[str]], write: Write, home: Path) -> None:
+    name = write("a.txt", "x" * 3_000_000)
+    code = (
+        "import sys; from pathlib import Path; from training.data import corpus, prepare\n"
+        "try: prepare.ensure(corpus.find(sys.argv[1])[0], 'text', Path('cache'))\n"
+        "except OSError as error: print(error.strerror, [p.name for p in Path('cache').iterdir() if p.is_dir()])"
+    )
+    done = on_small_disk("-c", code, str(home / name), options="size=2m")
+    assert done.stdout == "No space left on device []\n", done.stderr
+
+
+def test_the_share_is_what_it_says() -> None:
+    assert prepare.SENSIBLE_SHARE[0] < 1 / prepare.VALIDATION_ONE_IN < prepare.SENSIBLE_SHARE[1]

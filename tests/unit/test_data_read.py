@@ -1,0 +1,188 @@
+"""Every input form gives the same documents, whole, or a problem that says where it is damaged."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.unit.conftest import python
+from training.data import extras, read
+from training.data.corpus import SUFFIXES, find
+from training.data.prepare import ensure
+from training.errors import Problem, UserError
+
+Write = Callable[..., str]
+TEXTS = ["one", "", "zwölf\nLinien\n", "训练 🙂", "x" * 1000, "long line\n" * 60_000, "é" * 300_000]
+
+
+def squeeze(name: str, content: bytes) -> bytes:
+    if name.endswith(".gz"):
+        return gzip.compress(content)
+    if name.endswith(".zst"):  # with a checksum, as the command zstd writes it
+        return bytes(import_module("zstandard").ZstdCompressor(write_checksum=True).compress(content))
+    return content
+
+
+def put(write: Write, home: Path, name: str, texts: list[str], field: str = "text") -> str:
+    """Files of this form that hold the texts."""
+    if name.endswith(".parquet"):
+        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+        parquet.write_table(
+            arrow.table({"id": list(range(len(texts))), field: texts}), home / name, row_group_size=3, write_page_checksum=True
+        )
+    elif ".jsonl" in name:
+        write(name, squeeze(name, "".join(json.dumps({field: t}) + "\n" for t in texts).encode()))
+    else:
+        for number, text in enumerate(texts):
+            write(f"{name}.d/{number}{name[name.index('.') :]}", squeeze(name, text.encode()))
+        return f"{name}.d"
+    return name
+
+
+def pieces(data: str, field: str = "text") -> list[read.Piece]:
+    source, problem = find(data)
+    assert source, problem
+    return list(read.documents(source, field))
+
+
+def refused(data: str, field: str = "text") -> Problem:
+    with pytest.raises(UserError) as caught:
+        pieces(data, field)
+    (problem,) = caught.value.problems
+    return problem
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_form_gives_the_same(suffix: str, write: Write, home: Path) -> None:
+    found = pieces(put(write, home, f"a{suffix}", TEXTS))
+    plain = pieces(put(write, home, "b.txt", TEXTS))
+    assert [p[:2] for p in found] == [p[:2] for p in plain]
+    documents: list[bytes] = []
+    for content, first, _ in found:
+        assert len(content) <= read.PIECE
+        content.decode()  # no character is cut
+        documents[-1:] = [content] if first and not documents else [documents[-1], content] if first else [documents[-1] + content]
+    assert documents == [t.encode() for t in TEXTS]
+    done = [p.done for p in found]
+    source, _ = find(f"a{suffix}" if "txt" not in suffix else f"a{suffix}.d")
+    assert source and done == sorted(done) and done[-1] <= source.total_bytes
+
+
+def test_a_folder_of_all_forms(write: Write, home: Path, tmp_path: Path) -> None:
+    (home / "mixed").mkdir()
+    for number, suffix in enumerate(SUFFIXES):
+        put(write, home, f"mixed/{number}{suffix}", ["same text"] * 3)
+    source, _ = find("mixed")
+    assert source
+    data = ensure(source, "text", tmp_path / "cache")
+    assert data.documents == 3 * len(SUFFIXES)
+    assert data.train_tokens + data.val_tokens == 10 * data.documents
+
+
+def test_frames_one_after_the_other(write: Write) -> None:
+    for name in ("a.txt.gz", "a.txt.zst"):
+        write(name, squeeze(name, b"one ") + squeeze(name, b"two"))
+        assert b"".join(p.content for p in pieces(name)) == b"one two"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.txt.gz", "a.txt.zst"])
+@pytest.mark.parametrize("damage", ["cut", "other", "middle"])
+def test_a_damaged_file_is_told(name: str, damage: str, write: Write) -> None:
+    lines = b"".join(b'{"text": "document %d %x"}\n' % (n, n**9) for n in range(20_000))
+    whole = squeeze(name, lines)
+    content = {"cut": whole[:-100], "other": b"plain text", "middle": whole[:1000] + b"\xff" * 500 + whole[1500:]}[damage]
+    problem = refused(write(name, content))
+    assert problem.what.startswith(f"{name}: damaged ") or (damage == "middle" and f"{name}:" in problem.what)
+    if damage == "cut" and "jsonl" in name:
+        assert " after line " in problem.what
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.zst", "a.parquet"])
+def test_a_compressed_file_of_nothing_is_damaged(name: str, write: Write) -> None:
+    write("corpus/0.txt", "fine")
+    write(f"corpus/{name}", b"")
+    assert refused("corpus").what.startswith(f"corpus/{name}: damaged file: it is empty")
+
+
+def test_a_damaged_parquet_file(write: Write, home: Path) -> None:
+    put(write, home, "a.parquet", [f"document {n}" for n in range(1000)])
+    whole = (home / "a.parquet").read_bytes()
+    for content in (b"plain", whole[:-50], whole[:40] + b"\xff" * 200 + whole[240:]):
+        assert refused(write("b.parquet", content)).what.startswith("b.parquet: damaged ")
+
+
+def test_columns_that_would_do_are_offered(write: Write, home: Path) -> None:
+    put(write, home, "a.parquet", ["x"], field="my body")
+    problem = refused("a.parquet")
+    assert problem.what == "a.parquet: no column 'text'; its columns: id (int64), my body (string)"
+    assert problem.fixes == ["--text_field='my body'"]
+    assert [p.content for p in pieces("a.parquet", "my body")] == [b"x"]
+    assert "column 'id' holds int64, not text" in refused("a.parquet", "id").what
+
+
+def test_a_row_without_text_is_named(write: Write, home: Path) -> None:
+    put(write, home, "a.parquet", ["x", None, "y"])  # type: ignore[list-item]
+    assert refused("a.parquet").what == "a.parquet: row 2: no text under 'text'"
+
+
+def test_a_line_without_end(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read, "MAX_LINE", 100)
+    assert refused(write("a.jsonl", '{"text": "a"}\n{"text": "' + "x" * 100 + '"}')).what == "a.jsonl:2: a line of more than 100 bytes"
+
+
+MEMORY = """
+import resource, sys
+from pathlib import Path
+from training.data import corpus, prepare
+import numpy
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+prepare.ensure(corpus.find(sys.argv[1])[0], "text", Path(sys.argv[2]))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz", "a.txt.zst"])
+def test_memory_does_not_grow_with_the_text(name: str, write: Write, home: Path, tmp_path: Path) -> None:
+    line = b'{"text": "' + b"some words " * 80 + b'"}\n'
+    write(name, squeeze(name, line * 70_000))  # 62 MB
+    done = python("-c", MEMORY, str(home / name), str(tmp_path / "cache"))
+    assert int(done.stdout) < 24_000, done.stderr  # KiB
+
+
+# ── optional packages ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_missing_packages_are_one_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
+    files = [Path("a.txt"), Path("b.parquet"), Path("c.parquet"), Path("d.jsonl.zst")]
+    (problem,) = extras.missing(files, "bpe")
+    for said in ("b.parquet needs pyarrow", "d.jsonl.zst needs zstandard", "--tokenizer=bpe needs tokenizers"):
+        assert said in problem.what
+    assert "c.parquet" not in problem.what
+    assert "make extras" in problem.fixes
+    assert [f for f in problem.fixes if f.startswith("python -m pip install -r requirements-extras.lock")]
+    assert "x.tiktoken needs tiktoken" in extras.missing([], "x.tiktoken")[0].what
+    assert "t/tokenizer.json needs tokenizers" in extras.missing([], "t/tokenizer.json")[0].what
+    assert extras.missing([Path("a.txt"), Path("b.jsonl.gz")], "bytes") == []
+
+
+def test_nothing_is_missing_here_and_nothing_is_imported() -> None:
+    code = (
+        "import sys; from pathlib import Path; from training.data import extras;"
+        "print(extras.missing([Path('a.parquet'), Path('a.txt.zst')], 'bpe'), extras.missing([], 'a.tiktoken'),"
+        "[m for m in ('pyarrow', 'zstandard', 'tokenizers', 'tiktoken', 'numpy') if m in sys.modules])"
+    )
+    assert python("-c", code).stdout == "[] [] []\n"
+
+
+def test_before_the_installation_nobody_is_told_to_install(write: Write, home: Path) -> None:
+    write("a.parquet", "x")
+    code = (
+        "import sys; from training import request; sys.argv[1:] = ['train_dual_gpu_enhanced.sh', '--data=a.parquet']; print(request.main())"
+    )
+    assert python("-S", "-c", code, cwd=home).stdout == "0\n"

@@ -1,0 +1,208 @@
+"""Learned vocabularies: Hugging Face tokenizers (trained here, or a tokenizer.json) and tiktoken's ranks.
+
+Both libraries are optional (training.data.extras), so they are imported where they are used.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from training.data import tokenizer
+from training.data.read import Piece
+from training.data.tokenizer import BOS_NAME, Tokenizer, bos_among, padded
+from training.errors import Problem, UserError
+
+# GPT-4's split: contractions, words with one leading space, at most three digits, punctuation, lines, spaces.
+SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+BATCH = 1 << 20  # bytes of text that are tokenized at once, on all cores
+Tokens = npt.NDArray[Any]
+
+
+class _Batched(Tokenizer):
+    """Pieces are gathered to batches; their tokens come in the same order."""
+
+    def encode_pieces(self, pieces: Iterable[Piece]) -> Iterator[Tokens]:
+        waiting: list[Piece] = []
+        size = 0
+        for piece in pieces:
+            waiting.append(piece)
+            size += len(piece.content) + 64  # empty documents count too
+            if size >= BATCH:
+                yield from self._encode(waiting)
+                waiting, size = [], 0
+        yield from self._encode(waiting)
+
+    def _encode(self, pieces: list[Piece]) -> Iterator[Tokens]:
+        texts = []
+        for piece in pieces:
+            try:
+                texts.append(piece.content.decode())
+            except UnicodeDecodeError:
+                self.replaced += 1
+                texts.append(piece.content.decode("utf-8", "replace"))
+        for piece, ids in zip(pieces, self._ids(texts), strict=True):
+            yield np.array([self.bos, *ids] if piece.first else ids, f"<u{self.token_bytes}")
+
+    def _ids(self, texts: list[str]) -> Iterable[Sequence[int]]:
+        raise NotImplementedError
+
+
+class Learned(_Batched):
+    """A tokenizer.json. The padding, truncation and extra tokens that it may ask for are not done."""
+
+    def __init__(self, path: Path, name: str, padded_vocab: int) -> None:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else the library warns at every fork that follows
+        library = import_module("tokenizers")
+        try:
+            self.inner = library.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises this very class
+            raise UserError(Problem(f"tokenizer {path}: {error}", tokenizer.ALLOWED, list(tokenizer.FIXES))) from None
+        self.inner.no_padding()
+        self.inner.no_truncation()
+        self.inner.encode_special_tokens = True  # "<|bos|>" in a text is text
+        added = self.inner.get_added_tokens_decoder()
+        self.special = {token.content: number for number, token in added.items() if token.special}
+        bos = bos_among(self.special)
+        if not bos:
+            self.inner.add_special_tokens([BOS_NAME])
+            bos, self.special[BOS_NAME] = BOS_NAME, self.inner.token_to_id(BOS_NAME)
+        self.bos = self.special[bos]
+        self.vocab = max(self.inner.get_vocab(with_added_tokens=True).values()) + 1
+        self.padded_vocab = padded_vocab
+        self.name = name
+
+    def _ids(self, texts: list[str]) -> Iterable[Sequence[int]]:
+        return (found.ids for found in self.inner.encode_batch_fast(texts, add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.inner.decode([int(i) for i in ids if i < self.vocab], skip_special_tokens=True))
+
+    def byte_lengths(self) -> npt.NDArray[np.int64]:
+        parts = json.loads(self.inner.to_str())
+        by_bytes = '"ByteLevel"' in json.dumps([parts.get("pre_tokenizer"), parts.get("decoder")])
+        added = {token.content for token in self.inner.get_added_tokens_decoder().values()}
+        lengths = np.zeros(self.vocab, np.int64)
+        for text, number in self.inner.get_vocab(with_added_tokens=True).items():
+            if text in self.special:
+                continue
+            if text in added:
+                lengths[number] = len(text.encode())
+            elif by_bytes:
+                lengths[number] = len(text)  # a character of its alphabet for each byte
+            elif len(text) == 6 and text.startswith("<0x"):
+                lengths[number] = 1
+            else:
+                lengths[number] = len(text.removeprefix("##").replace("▁", " ").encode())
+        return lengths
+
+    def save(self, folder: Path) -> str:
+        self.inner.save(str(folder / tokenizer.JSON))
+        return tokenizer.JSON
+
+
+class Ranks(_Batched):
+    """A .tiktoken file of mergeable ranks, split as GPT-4 does."""
+
+    def __init__(self, path: Path, name: str, padded_vocab: int) -> None:
+        library = import_module("tiktoken")
+        self.path, self.name = path, name
+        self.ranks = _ranks(path)
+        self.bos = max(self.ranks.values()) + 1
+        self.vocab = self.bos + 1
+        self.padded_vocab = padded_vocab
+        self.inner = library.Encoding(name, pat_str=SPLIT, mergeable_ranks=self.ranks, special_tokens={BOS_NAME: self.bos})
+        self._text = {rank: token for token, rank in self.ranks.items()}
+
+    def _ids(self, texts: list[str]) -> Iterable[Sequence[int]]:
+        found: list[list[int]] = self.inner.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1)
+        return found
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(self._text.get(int(i), b"") for i in ids).decode("utf-8", "replace")
+
+    def byte_lengths(self) -> npt.NDArray[np.int64]:
+        lengths = np.zeros(self.vocab, np.int64)
+        for token, rank in self.ranks.items():
+            lengths[rank] = len(token)
+        return lengths
+
+    def save(self, folder: Path) -> str:
+        shutil.copyfile(self.path, folder / tokenizer.TIKTOKEN)
+        return tokenizer.TIKTOKEN
+
+
+def _ranks(path: Path) -> dict[bytes, int]:
+    def wrong(what: str) -> UserError:
+        return UserError(Problem(f"tokenizer {path}: {what}", tokenizer.ALLOWED, list(tokenizer.FIXES)))
+
+    ranks: dict[bytes, int] = {}
+    taken: set[int] = set()
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            text, rank = line.split()
+            token = base64.b64decode(text, validate=True)
+            size = len(ranks)
+            ranks[token] = int(rank)
+            taken.add(ranks[token])
+        except (ValueError, binascii.Error):
+            raise wrong(f"line {number} is not 'base64 rank'") from None
+        if not token or not size < len(ranks) == len(taken):
+            raise wrong(f"line {number}: no token, or a token or a rank that stood there before")
+    lacking = [byte for byte in range(256) if bytes([byte]) not in ranks]
+    if lacking:
+        raise wrong(f"{len(lacking)} of the 256 single bytes are missing: such a text could not be tokenized")
+    return ranks
+
+
+def train(texts: Iterable[str], vocab_size: int, folder: Path) -> Learned:
+    """A byte-level BPE vocabulary of `vocab_size` ids, the separator among them, saved in `folder`."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    library = import_module("tokenizers")
+    inner = library.Tokenizer(library.models.BPE())
+    parts = [
+        library.pre_tokenizers.Split(library.Regex(SPLIT), "isolated"),
+        library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+    inner.pre_tokenizer = library.pre_tokenizers.Sequence(parts)
+    inner.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[BOS_NAME],
+        initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    _interruptible(lambda: inner.train_from_iterator(iter(texts), trainer))
+    inner.save(str(folder / tokenizer.JSON))
+    # The planned size, also when the text is too short for so many merges.
+    found = inner.get_vocab_size(with_added_tokens=True)
+    return Learned(folder / tokenizer.JSON, f"bpe, {found} tokens, trained on the data", padded(vocab_size))
+
+
+def _interruptible(work: Callable[[], None]) -> None:
+    """Run it in a thread and wait: the library does not look at signals for minutes, and Ctrl-C must end the program."""
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.2)
+    if failure:
+        raise failure[0]

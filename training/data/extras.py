@@ -1,0 +1,43 @@
+"""Optional packages: what a file form or a tokenizer needs beyond requirements.lock, and what is said when it is missing.
+
+Nothing is imported here: a package is there when the interpreter would find it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from training.errors import Problem
+
+# Ends of names, the package, what it does.
+FORMS = (
+    (".parquet", "pyarrow", "reads .parquet"),
+    (".zst", "zstandard", "reads .zst"),
+    (".json", "tokenizers", "loads a tokenizer.json"),
+    (".tiktoken", "tiktoken", "loads a .tiktoken file"),
+)
+LOCK = "requirements-extras.lock"
+
+
+def missing(files: Iterable[Path], tokenizer: str) -> list[Problem]:
+    """One problem for all packages that these files and this tokenizer need and this interpreter lacks.
+
+    Ask with the interpreter of the run only: another one's packages say nothing.
+    """
+    needs: dict[str, str] = {}  # package → who needs it
+    if tokenizer == "bpe":
+        needs["tokenizers"] = "--tokenizer=bpe needs tokenizers"
+    for name in [str(tokenizer), *map(str, files)]:
+        for suffix, package, does in FORMS:
+            if name.endswith(suffix) and package not in needs:
+                needs[package] = f"{name} needs {package} ({does})"
+    lacking = [text for package, text in needs.items() if importlib.util.find_spec(package) is None]
+    if not lacking:
+        return []
+    fixes = ["make extras", f"python -m pip install -r {LOCK}   # an environment of your own"]
+    if sys.prefix != str(Path(__file__).resolve().parents[2] / ".venv"):
+        fixes.reverse()
+    return [Problem(f"an optional package is not installed: {'; '.join(lacking)}", f"the packages of {LOCK}", fixes)]

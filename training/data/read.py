@@ -1,0 +1,243 @@
+"""The documents of a corpus, streamed: whatever the file's form, never more than a line or some rows of it in memory.
+
+A text file is one document; a line of .jsonl and a row of .parquet are one each. What can not be read in full is a problem
+that names file and line; nothing is skipped or guessed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import shlex
+import zlib
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from training.data.corpus import Source
+from training.errors import Problem, UserError
+
+PIECE = 1 << 18  # a longer document comes in pieces of at most so many bytes
+MAX_LINE = 1 << 30  # a longer line is no line of .jsonl
+ROWS = 256  # of .parquet at once
+CONTINUED = 0b10 << 6  # the two highest bits of a byte that continues an UTF-8 character
+
+
+class Piece(NamedTuple):
+    """A document, or a part of a long one."""
+
+    content: bytes
+    first: bool = True  # begins a document
+    done: int = 0  # bytes of all files of the source that have been read so far
+
+
+class _Damaged(Exception):
+    """A compressed file that ends too early or is not what its name says."""
+
+
+def documents(source: Source, text_field: str) -> Iterator[Piece]:
+    """All documents in the order of the files. Raises UserError."""
+    before = 0
+    for file in source.files:
+        try:
+            size = file.stat().st_size
+            for content, first, done in _pieces_of(file, size, text_field):
+                yield Piece(content, first, before + min(done, size))
+        except OSError as error:
+            raise UserError(Problem(f"{file} can not be read: {error.strerror or error}", "a readable file")) from None
+        before += size
+
+
+def _pieces_of(file: Path, size: int, text_field: str) -> Iterator[Piece]:
+    """The pieces of one file; `done` counts its own bytes."""
+    form = _form(file)
+    if not size and file.suffix in (".gz", ".zst", ".parquet"):
+        raise UserError(Problem(f"{file}: damaged file: it is empty, a {file.suffix} file never is", "the whole file"))
+    if form == ".txt":
+        yield from _text(file)
+        return
+    for content, done in _json_lines(file, text_field) if form == ".jsonl" else _parquet(file, size, text_field):
+        if len(content) < PIECE:
+            yield Piece(content, True, done)
+        else:
+            yield from (Piece(piece, number == 0, done) for number, piece in enumerate(pieces(io.BytesIO(content))))
+
+
+def _text(file: Path) -> Iterator[Piece]:
+    done = 0
+    with _opened(file) as (text, raw):
+        for number, piece in enumerate(_told(pieces(text), file)):
+            done = done + len(piece) if raw is text else raw.tell()
+            yield Piece(piece, number == 0, done)
+
+
+def pieces(file: BinaryIO) -> Iterator[bytes]:
+    """A text in pieces of at most PIECE bytes, cut at the end of a line; in a huge line, between two characters.
+
+    Where it is cut depends on the text only, so a text gives the same pieces from any file. At least one piece.
+    """
+    text, first = b"", True
+    while True:
+        block = file.read(PIECE - len(text))
+        text += block
+        if not block:
+            if text or first:
+                yield text
+            return
+        if len(text) == PIECE:
+            end = text.rfind(b"\n") + 1 or _between_characters(text)
+            yield text[:end]
+            text, first = text[end:], False
+
+
+def _between_characters(text: bytes) -> int:
+    """Where to cut so that the character at the end stays whole; bytes that are no UTF-8 are cut anywhere."""
+    for end in range(len(text) - 1, len(text) - 5, -1):
+        if text[end] & 0b11 << 6 != CONTINUED:
+            return end
+    return len(text)
+
+
+def _form(file: Path) -> str:
+    """What the content is: .jsonl, .parquet, or .txt for any other text."""
+    name = file.name.removesuffix(".gz").removesuffix(".zst")
+    return ".jsonl" if name.endswith(".jsonl") else ".parquet" if name.endswith(".parquet") else ".txt"
+
+
+# ── compressed files ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _opened:
+    """(content, file): the same object when nothing is compressed; the file tells how far it has been read."""
+
+    def __init__(self, file: Path) -> None:
+        self.raw: BinaryIO = file.open("rb")
+        self.content: BinaryIO = self.raw
+        if file.suffix == ".gz":
+            self.content = gzip.GzipFile(fileobj=self.raw)  # type: ignore[assignment]
+        elif file.suffix == ".zst":
+            self.content = io.BufferedReader(_Zstandard(self.raw), 1 << 16)
+
+    def __enter__(self) -> tuple[BinaryIO, BinaryIO]:
+        return self.content, self.raw
+
+    def __exit__(self, *error: object) -> None:
+        self.content.close()
+        self.raw.close()
+
+
+class _Zstandard(io.RawIOBase):
+    """The library's own reader takes a file that was cut for one that ends; this one does not."""
+
+    INPUT = 1 << 14  # a small part, since it may hold a thousand times as much
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self.zstandard: Any = import_module("zstandard")
+        self.raw = raw
+        self.frame: Any = None
+        self.ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.ready:
+            block = self.frame.unused_data if self.frame and self.frame.eof else b""
+            block = block or self.raw.read(self.INPUT)
+            if not block:
+                if self.frame and not self.frame.eof:
+                    raise _Damaged("it ends too early")
+                return 0
+            if self.frame is None or self.frame.eof:
+                self.frame = self.zstandard.ZstdDecompressor().decompressobj()
+            try:
+                self.ready = memoryview(self.frame.decompress(block))
+            except self.zstandard.ZstdError as error:
+                raise _Damaged(str(error)) from None
+        count = min(len(buffer), len(self.ready))
+        buffer[:count] = self.ready[:count]
+        self.ready = self.ready[count:]
+        return count
+
+
+def _told(items: Iterator[Any], file: Path) -> Iterator[Any]:
+    """The same items; a damaged file becomes a problem that says how far it could be read."""
+    count = 0
+    try:
+        for item in items:
+            count += 1
+            yield item
+    except (gzip.BadGzipFile, EOFError, zlib.error, _Damaged) as error:
+        what = "Zstandard" if file.suffix == ".zst" else "gzip"
+        where = f" after line {count}" if _form(file) == ".jsonl" else ""
+        raise UserError(Problem(f"{file}: damaged {what} file{where}: {error}", "the whole file, compressed once more")) from None
+
+
+# ── many documents in a file ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _json_lines(file: Path, text_field: str) -> Iterator[tuple[bytes, int]]:
+    position = 0
+    with _opened(file) as (lines, raw):
+        for number, line in enumerate(_told(iter(lambda: lines.readline(MAX_LINE + 1), b""), file), 1):
+            if len(line) > MAX_LINE:
+                raise UserError(Problem(f"{file}:{number}: a line of more than {MAX_LINE} bytes", "one JSON object a line"))
+            position = position + len(line) if raw is lines else raw.tell()
+            if line.strip():
+                yield _record_text(f"{file}:{number}", line, text_field), position
+
+
+def _record_text(where: str, line: bytes, text_field: str) -> bytes:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(Problem(f"{where}: not JSON: {error}", "one JSON object a line")) from None
+    if not isinstance(record, dict) or not isinstance(record.get(text_field), str):
+        keys = [k for k, v in record.items() if isinstance(v, str)] if isinstance(record, dict) else []
+        raise UserError(Problem(f"{where}: no text under {text_field!r}", "a JSON object with the text in it", _fields(keys)))
+    return str(record[text_field]).encode("utf-8", "replace")
+
+
+def _fields(names: list[str]) -> list[str]:
+    return [f"--text_field={shlex.quote(name)}" for name in names[:3]]
+
+
+def _parquet(file: Path, size: int, text_field: str) -> Iterator[tuple[bytes, int]]:
+    arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    row = 0
+    try:
+        # A part of a column at a time, however large the row groups are; sums of pages are checked where there are any.
+        with parquet.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True) as table:
+            _has_text(arrow, file, table.schema_arrow, text_field)
+            rows = table.metadata.num_rows
+            for batch in table.iter_batches(ROWS, columns=[text_field], use_threads=False):
+                for text in batch.column(0).to_pylist():
+                    row += 1
+                    if text is None:
+                        raise UserError(Problem(f"{file}: row {row}: no text under {text_field!r}", "a text in every row"))
+                    yield text.encode("utf-8", "replace"), size * row // rows
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        first = str(error).partition("\n")[0]
+        what = f"{file}: damaged Parquet file" + (f" after row {row}" if row else "") + f": {first}"
+        raise UserError(Problem(what, "a whole Parquet file")) from None
+
+
+def _has_text(arrow: Any, file: Path, schema: Any, text_field: str) -> None:
+    """The column is there, once, and holds text."""
+
+    def is_text(kind: Any) -> bool:
+        kinds = arrow.types
+        kind = kind.value_type if kinds.is_dictionary(kind) else kind
+        return bool(kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind))
+
+    found = [field for field in schema if field.name == text_field]
+    if len(found) == 1 and is_text(found[0].type):
+        return
+    fixes = _fields([field.name for field in schema if is_text(field.type) and field.name != text_field])
+    columns = ", ".join(f"{field.name} ({field.type})" for field in list(schema)[:12])
+    what = f"column {text_field!r} holds {found[0].type}, not text" if len(found) == 1 else f"no column {text_field!r}"
+    if len(found) > 1:
+        what = f"{len(found)} columns {text_field!r}"
+    raise UserError(Problem(f"{file}: {what}; its columns: {columns}", "a column of texts", fixes))
