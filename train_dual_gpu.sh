@@ -8,6 +8,7 @@
 #   ./train_dual_gpu.sh configs/dual_gpu/quickstart.py               two ranks on any machine, about a minute
 #   ./train_dual_gpu.sh configs/dual_gpu/balanced.py --seed=7
 #   ./train_dual_gpu.sh configs/dual_gpu/balanced.py --dry_run       show the plan, launch nothing
+#   ./train_dual_gpu.sh configs/dual_gpu/balanced.py --check         the same, and measure the memory of a step
 #   ./train_dual_gpu.sh configs/dual_gpu/balanced.py --resume=latest
 #
 # The environment (.venv) is made at the first run.

@@ -3,7 +3,7 @@
 
 RUN_DIR=
 
-# Ask Python for the plan. Sets RUN_DIR, the variables and the command of the run; ends the script for --dry_run.
+# Ask Python for the plan. Sets RUN_DIR, the variables and the command of the run; ends the script for --dry_run and --check.
 run::plan() {
   local answer
   answer=$("$PYTHON" "$DUET_ROOT/lib/run_module.py" training.plan "$DUET_SCRIPT" "$@") || {
@@ -11,7 +11,7 @@ run::plan() {
     [[ -z $answer ]] || printf '%s\n' "$answer"
     exit "$status"
   }
-  if [[ ! -f $answer/plan.json ]]; then # --dry_run: the plan as text
+  if [[ ! -f $answer/plan.json ]]; then # --dry_run, --check: the plan as text
     printf '%s\n' "$answer"
     exit 0
   fi

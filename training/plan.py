@@ -19,8 +19,9 @@ from typing import Any
 from training import console, rundir
 from training.config import batch, flags
 from training.config.help import option_lines
+from training.data.tokenizer import vocab_of
 from training.errors import Exit, UserError
-from training.host import decide, gpus, memory, preflight, torch_build, variables
+from training.host import decide, fit, gpus, memory, preflight, torch_build, variables
 from training.request import ROOT, Request, read
 
 SCHEMA_VERSION = 1
@@ -36,21 +37,30 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     precision = decide.precision(config, device.value, local, machine)
     compiled = decide.compiled(config, device.value)
     room = decide.budget(device.value, local, machine)
-    bf16 = precision.value == "bf16"
-    size = decide.device_batch(config, ranks, room, bf16=bf16, compiled=compiled.value)
-    split = batch.split(size.value, config.max_seq_len, ranks, config.total_batch_size) if size else None
-    assert size and split, "request.divides() has checked this"
-    estimate = memory.estimate(config.depth, size.value, config.max_seq_len, bf16=bf16, compiled=compiled.value)
+    asked = memory.Load(
+        config.depth,
+        0,
+        config.max_seq_len,
+        vocab_of(config.tokenizer, config.vocab_size),
+        bf16=precision.value == "bf16",
+        compiled=compiled.value,
+        cuda=device.value == "cuda",
+        muon=config.optimizer == "muon",
+    )
+    fitting = fit.choose(asked, config, ranks, room)
+    split = batch.split(fitting.load.sequences, config.max_seq_len, ranks, config.total_batch_size) if fitting else None
+    assert fitting and split, "request.divides() has checked this"
+    estimate = memory.estimate(fitting.load)
     static_graph = decide.static_graph(config, split.accumulation)
     port, port_check = preflight.port(config.master_port)
     launcher = decide.launcher(config, request.script, ranks)
     chosen = variables.choose(environ, device=device.value, ranks=ranks, local_ranks=local, debug=config.debug)
 
-    checks = _checks(request, machine, torch, device.value, room, estimate)
+    checks = _checks(request, machine, torch, device.value, room, fitting.load)
     checks += preflight.compile_works(torch, device.value, request) if compiled.value else []
     checks += [port_check] if port_check else []
     problems = [c.problem() for c in checks if c.status == preflight.ERROR]
-    if problems and not request.dry_run:
+    if problems and not (request.dry_run or request.check):
         raise UserError(problems, Exit.RESOURCES)
 
     plan: Plan = {
@@ -58,7 +68,7 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         "created": time.time(),
         "command": {"script": request.script, "args": request.args, "cwd": os.getcwd()},
         "config_file": str(request.config_file) if request.config_file else None,
-        "config": asdict(config) | {"device_batch_size": size.value},
+        "config": asdict(config) | {"device_batch_size": split.device_sequences},
         "origins": request.origins,
         "ranks": ranks,
         "launcher": launcher.record(),
@@ -66,10 +76,12 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         "gpus": [g.record() for g in machine.gpus[:local]] if device.value == "cuda" else [],
         "precision": precision.record(),
         "compile": compiled.record(),
-        "device_batch_size": size.record(),
+        "device_batch_size": fitting.sequences.record(),
+        "activation_checkpointing": fitting.blocks.record(),
+        "loss_chunks": fitting.chunks.record(),
         "static_graph": static_graph.record(),
         "batch": asdict(split),
-        "memory": estimate.record() | {"free_bytes": room},
+        "memory": estimate.record() | {"free_bytes": room, "load": asdict(fitting.load)},
         "data": {"name": request.source.name, "files": len(request.source.files), "bytes": request.source.total_bytes},
         "variables": [v.record() for v in chosen],
         "master_port": port,
@@ -77,7 +89,7 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         "notes": request.notes + variables.useless(environ) + _warnings(request, device.value, checks, static_graph),
         "text": [],
     }
-    plan["text"] = sentences(plan, split, estimate)
+    plan["text"] = sentences(plan, split, estimate, fitting)
     return plan, checks
 
 
@@ -87,15 +99,17 @@ def _checks(
     torch: torch_build.TorchBuild | None,
     device: str,
     room: int | None,
-    estimate: memory.Estimate,
+    load: memory.Load,
 ) -> list[preflight.Check]:
-    config, origins = request.config, request.origins
-    # A checkpoint holds weights and AdamW state in fp32; one more is on the disk while a new one is written.
-    checkpoints = 12 * memory.parameters(config.depth) * (config.keep_checkpoints + 1)
+    config, origins, estimate = request.config, request.origins, memory.estimate(load)
+    # A checkpoint holds weights and optimizer state; one more is on the disk while a new one is written.
+    checkpoints = (estimate.parameters + estimate.optimizer) * (config.keep_checkpoints + 1)
+    small = room is not None and estimate.needed > room
+    smaller = [request.command(**c) for c in fit.suggestions(load, config, request.ranks, room)] if small and room else []
     checks = (
-        [*preflight.gpus(machine, estimate, request), *preflight.torch_fits(machine, torch, request)]
+        [*preflight.gpus(machine, estimate, request, smaller), *preflight.torch_fits(machine, torch, request)]
         if device == "cuda"
-        else [preflight.host_memory(room, estimate, request)]
+        else [preflight.host_memory(room, estimate, request, smaller)]
     )
     checks.append(preflight.folder("run", request.experiments, "out_dir", checkpoints + (64 << 20), origins["out_dir"]))
     checks.append(preflight.folder("log", request.logs, "log_dir", 1 << 20, origins["log_dir"]))
@@ -113,7 +127,7 @@ def _warnings(request: Request, device: str, checks: list[preflight.Check], stat
     return notes
 
 
-def sentences(plan: Plan, split: batch.Batch, estimate: memory.Estimate) -> list[str]:
+def sentences(plan: Plan, split: batch.Batch, estimate: memory.Estimate, fitting: fit.Fit) -> list[str]:
     """The plan in a few lines; each decision with its reason."""
     ranks = plan["ranks"]
     promise = memory.PROMISE.get(Path(plan["config_file"]).stem) if plan["config_file"] else None
@@ -127,6 +141,7 @@ def sentences(plan: Plan, split: batch.Batch, estimate: memory.Estimate) -> list
         f"length: {' or '.join(duration) or '1 epochs'}, whichever comes first; data: {plan['data']['name']}, "
         f"{plan['data']['files']} files, {plan['data']['bytes'] / 1e6:.1f} MB",
         f"memory, estimated: {estimate.sentence()}" + (f"; the original authors promise {promise} of 32 GB" if promise else ""),
+        fitting.sentence(),
     ]
     if plan["device_batch_size"]["reason"] != "as asked":
         lines.append(f"device_batch_size {split.device_sequences}: {plan['device_batch_size']['reason']}")
@@ -195,6 +210,19 @@ def describe(plan: Plan, checks: list[preflight.Check]) -> str:
     return "\n".join(lines)
 
 
+def show(request: Request, plan: Plan, checks: list[preflight.Check]) -> int:
+    """`--dry_run` and `--check`: print what they show; returns the exit code."""
+    text, failing = describe(plan, checks), any(c.status == preflight.ERROR for c in checks)
+    code = Exit.RESOURCES if failing else Exit.DONE
+    if request.check:
+        from training import check
+
+        measured, code = check.run(memory.Load(**plan["memory"]["load"]), plan["memory"]["free_bytes"], checks)
+        text += f"\n{measured}"
+    print(text)
+    return int(code)
+
+
 def announce(plan: Plan) -> None:
     """Say the plan on the console; `run directory:` is what the monitor looks for in a log."""
     console.info(f"run directory: {plan['run_dir']}")
@@ -222,10 +250,8 @@ def main() -> int:
         return 0
     try:
         request, plan, checks = make(sys.argv[1], sys.argv[2:], os.environ)
-        if request.dry_run:
-            print(describe(plan, checks))
-            failing = any(c.status == preflight.ERROR for c in checks)
-            return int(Exit.RESOURCES if failing else Exit.DONE)
+        if request.dry_run or request.check:
+            return show(request, plan, checks)
         print(write(plan, checks, request).path)
     except UserError as error:
         console.report(error)

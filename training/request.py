@@ -15,7 +15,7 @@ from typing import Any
 from training import console, rundir
 from training.config import batch, files, flags, resolve
 from training.config.schema import FIELDS, Config
-from training.data import corpus
+from training.data import corpus, extras, tokenizer
 from training.errors import Problem, UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,6 +38,7 @@ class Request:
     origins: dict[str, str]
     config_file: Path | None
     dry_run: bool
+    check: bool  # dry run with a measurement
     source: corpus.Source
     resume_from: rundir.RunDir | None
     experiments: Path
@@ -59,12 +60,6 @@ class Request:
             changes = dict(batch.repairs(size, seq, ranks, total)[:1])
         return command("launch_train.sh", [str(ranks), *args], **changes)
 
-    def smaller(self) -> list[str]:
-        """Commands for the same run with less memory."""
-        auto = self.config.device_batch_size == "auto"
-        out = [] if auto else [self.command(device_batch_size="auto")]
-        return out + ([self.command(depth=self.config.depth // 2)] if self.config.depth > 1 else [])
-
 
 def command(script: str, args: list[str], **changes: Any) -> str:
     """The user's own command with these flags changed, to paste into a shell."""
@@ -81,9 +76,16 @@ def command(script: str, args: list[str], **changes: Any) -> str:
     return " ".join([program, shlex.join(kept)] if kept else [program]) + "".join(f" --{k}={v}" for k, v in changes.items())
 
 
-def read(script: str, args: list[str], environ: Mapping[str, str], ranks: int | None = None, local_ranks: int | None = None) -> Request:
+def read(
+    script: str,
+    args: list[str],
+    environ: Mapping[str, str],
+    ranks: int | None = None,
+    local_ranks: int | None = None,
+    installed: bool = True,
+) -> Request:
     """Check everything that can be checked without looking at the machine; `ranks` (in all) and `local_ranks` (on
-    this machine) when something else has decided them.
+    this machine) when something else has decided them. `installed`: this interpreter is the run's, with its packages.
 
     Raises UserError with all problems at once.
     """
@@ -118,6 +120,9 @@ def read(script: str, args: list[str], environ: Mapping[str, str], ranks: int | 
     source, problem = corpus.find(config.data, origins["data"])
     if problem:
         problems.append(problem)
+    problems += tokenizer.check(config.tokenizer, origins["tokenizer"])
+    if installed:
+        problems += extras.missing(source.files if source else (), config.tokenizer)
     problems += _run_name(config, origins, experiments, resume_from)
     if problems or source is None:
         raise UserError(problems)
@@ -130,6 +135,7 @@ def read(script: str, args: list[str], environ: Mapping[str, str], ranks: int | 
         origins,
         config_file,
         line.on("dry_run"),
+        line.on("check"),
         source,
         resume_from,
         experiments,
@@ -231,7 +237,7 @@ def _run_name(config: Config, origins: Mapping[str, str], experiments: Path, res
 def main() -> int:
     script, args = sys.argv[1], sys.argv[2:]
     try:
-        read(script, args, os.environ)
+        read(script, args, os.environ, installed=False)
     except UserError as error:
         console.report(error)
         return int(error.code)

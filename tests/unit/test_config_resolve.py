@@ -12,7 +12,7 @@ from tests.unit.conftest import only
 from training.config.files import Values
 from training.config.flags import parse
 from training.config.resolve import Resolved, resolve
-from training.config.schema import FIELDS, Config
+from training.config.schema import FIELDS, Config, kind
 from training.errors import Problem
 
 
@@ -63,6 +63,8 @@ def test_every_field_can_be_set_by_each_source(name: str) -> None:
     other: Any
     if meta["choices"]:
         other = next(c for c in meta["choices"] if c != default)
+    elif default in meta["words"]:
+        other = {"int": 2, "float": 0.5}[kind(name)]
     elif isinstance(default, bool):
         other = not default
     elif isinstance(default, (int, float)):
@@ -305,3 +307,14 @@ def test_all_problems_of_all_sources_at_once() -> None:
     )
     told = [p.what.split(" ")[0] for p in resolved.problems]
     assert sorted(told) == sorted(["nonsense", "DUET_TYPO", "depth", "matrix_lr", "seed", "compile", "device", "retries"])
+
+
+def test_no_more_blocks_are_checkpointed_than_there_are() -> None:
+    assert accepted(merge("--depth=4", "--activation_checkpointing=4")).activation_checkpointing == 4
+    problem = refused(merge("--depth=4", "--activation_checkpointing=5"))
+    assert problem.what == (
+        "activation_checkpointing is 5 (from --activation_checkpointing on the command line), "
+        "but depth is 4 (from --depth on the command line)"
+    )
+    assert problem.allowed == "at most 4 (blocks), auto or none"
+    assert problem.fixes == ["--activation_checkpointing=4", "--activation_checkpointing=auto"]

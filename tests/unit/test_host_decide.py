@@ -109,33 +109,6 @@ def test_the_room_for_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decide.budget("cpu", 3, machine()) == 4 * GIB
 
 
-def size(room: int | None, **values: Any) -> decide.Choice | None:
-    return decide.device_batch(config(device_batch_size="auto", **values), 2, room, bf16=True, compiled=True)
-
-
-def test_the_largest_device_batch_that_divides_and_fits() -> None:
-    from training.host.memory import estimate
-
-    total = {"depth": 12, "max_seq_len": 1536, "total_batch_size": 24 * 1536 * 2}
-    biggest = size(None, **total)
-    assert biggest is not None
-    assert (biggest.value, biggest.reason) == (24, "the largest of 8 that divide and fit")
-    for wanted in (1, 2, 3, 4, 6, 8, 12, 24):
-        exact = estimate(12, wanted, 1536, bf16=True, compiled=True).needed
-        assert size(exact, **total).value == wanted  # type: ignore[union-attr]
-        smaller = size(exact - 1, **total)
-        assert smaller is not None
-        assert smaller.value < wanted or wanted == 1
-    nothing = size(1, **total)
-    assert nothing is not None
-    assert (nothing.value, "does not fit" in nothing.reason) == (1, True)
-
-
-def test_a_device_batch_as_asked_or_impossible() -> None:
-    assert decide.device_batch(config(device_batch_size=7), 2, 1, bf16=True, compiled=True) == decide.Choice(7, "as asked")
-    assert size(None, total_batch_size=24577) is None
-
-
 @pytest.mark.parametrize(
     ("script", "ranks", "asked", "value", "said"),
     [

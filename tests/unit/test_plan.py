@@ -112,7 +112,7 @@ def test_an_automatic_device_batch_is_a_number_in_the_plan(machine: Callable[...
     assert plan["batch"]["device_sequences"] == plan["device_batch_size"]["value"] == size
     assert 1 <= size < 12 and 12 % size == 0
     assert plan["memory"]["needed_bytes"] <= 12 * GIB
-    assert any(f"device_batch_size {size}: the largest of" in s for s in plan["text"])
+    assert any(f"device_batch_size {size}: the fastest of" in s for s in plan["text"])
 
 
 def test_the_sentences_carry_the_reasons_and_the_promise(machine: Callable[..., None], in_project: None) -> None:
@@ -154,6 +154,38 @@ def test_a_busy_gpu_with_room_is_a_warning(machine: Callable[..., None], in_proj
 def test_our_own_process_is_no_stranger(machine: Callable[..., None], in_project: None) -> None:
     machine(31, 31, processes=(GpuProcess(os.getpid(), GIB, "me", "python"),))
     assert all(c.status == "ok" for c in make(BALANCED)[2])
+
+
+def test_what_is_chosen_for_the_memory_stands_in_the_plan(machine: Callable[..., None], in_project: None) -> None:
+    machine(31, 31)
+    _, plan, checks = make("configs/dual_gpu/aggressive.py")
+    blocks, chunks = plan["activation_checkpointing"], plan["loss_chunks"]
+    assert 0 < blocks["value"] < 20 and chunks["value"] >= 1
+    assert blocks["reason"] == "so that 14 sequences fit 31.0 GiB free"
+    (said,) = [s for s in plan["text"] if s.startswith("activation checkpointing: ")]
+    assert said.startswith(f"activation checkpointing: {blocks['value']} of 20 blocks")
+    assert "costs about " in said
+    assert plan["memory"]["load"]["blocks"] == blocks["value"]
+    assert all(c.status != "error" for c in checks)
+    assert plan["config"]["activation_checkpointing"] == "auto", "a resumed run decides again, on its own machine"
+    _, asked, _ = make("configs/dual_gpu/aggressive.py", "--activation_checkpointing=20", "--loss_chunks=4")
+    assert (asked["activation_checkpointing"], asked["loss_chunks"]["value"]) == ({"value": 20, "reason": "as asked"}, 4)
+
+
+@pytest.mark.parametrize("more", [["--activation_checkpointing=none"], ["--activation_checkpointing=3", "--loss_chunks=2"]], ids=" ".join)
+def test_settings_that_do_not_fit_are_refused_with_some_that_do(
+    more: list[str], machine: Callable[..., None], in_project: None, shell: Shell
+) -> None:
+    machine(31, 31)
+    problems = lacking("configs/dual_gpu/aggressive.py", *more)
+    assert len(problems) == 2 and problems[0].fixes == problems[1].fixes
+    flags = [f.partition("aggressive.py")[2] for f in problems[0].fixes]
+    assert any(" --activation_checkpointing=1" in f for f in flags)
+    assert any("--device_batch_size=" in f for f in flags)
+    assert any("--depth=" in f for f in flags)
+    for command in commands(problems):
+        script, args = shell.paste(command)
+        make(*args, script=script)
 
 
 # ── a machine that can not do it: exit 3, and advice that works ──────────────────────────────────────────────────────
@@ -198,13 +230,15 @@ def test_too_little_gpu_memory(more: list[str], machine: Callable[..., None], in
 
 @pytest.mark.parametrize("more", [[], ["--device_batch_size=8"], ["--depth", "12"], ["--depth=12", "--device_batch_size=4"]], ids=" ".join)
 def test_too_little_host_memory(more: list[str], home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
-    memory = type("Memory", (), {"available": 2 * GIB})()
+    memory = type("Memory", (), {"available": 5 * GIB})()
     monkeypatch.setattr(decide.psutil, "virtual_memory", lambda: memory)
-    problems = lacking("--device=cpu", *more, script=ENHANCED)
-    assert problems[0].what.startswith("1.0 GiB free for each of 2 ranks: this run needs ")
-    sizes = {(r.config.device_batch_size, r.config.depth) for r in map(shell.read, commands(problems))}
-    assert len(sizes) == 2
-    assert ("auto", 12) in sizes
+    asked = ["--device=cpu", "--activation_checkpointing=none", *more]
+    problems = lacking(*asked, script=ENHANCED)
+    assert problems[0].what.startswith("2.5 GiB free for each of 2 ranks: this run needs ")
+    pasted = [shell.paste(c) for c in commands(problems)]
+    assert len(pasted) >= 2  # a smaller micro-batch, a smaller model
+    for script, args in pasted:
+        make(*args, script=script)  # raises when it does not fit or divide
 
 
 def test_everything_that_is_missing_is_told_at_once(machine: Callable[..., None], in_project: None, tmp_path: Path) -> None:

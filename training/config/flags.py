@@ -12,6 +12,7 @@ from training.errors import Problem
 ACTIONS = {
     "config": "the config file (or simply its path)",
     "dry_run": "show the whole plan, launch nothing",
+    "check": "the same, and measure the memory of a step by fake tensors (some seconds)",
     "help": "this text",
 }
 WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -60,7 +61,7 @@ def parse(argv: list[str]) -> CommandLine:
             if not equals and rest and not rest[0].startswith("--") and "." not in rest[0]:
                 rest.pop(0)  # its value, which is no config path
             continue
-        is_switch = name in ("dry_run", "help") or (name in FIELDS and kind(name) == "bool")
+        is_switch = name in ("dry_run", "check", "help") or (name in FIELDS and kind(name) == "bool")
         if not equals:
             if is_switch:
                 # Not 0 and 1: in `./launch_train.sh --dry_run 1 CONFIG` that is the number of processes.

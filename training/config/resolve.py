@@ -54,6 +54,15 @@ def resolve(line: CommandLine, file: Values, environ: Mapping[str, str], resumed
                 ["--num_workers=2", "--persistent_workers=false"],
             )
         )
+    if isinstance(config.activation_checkpointing, int) and config.activation_checkpointing > config.depth:
+        problems.append(
+            Problem(
+                f"activation_checkpointing is {config.activation_checkpointing} ({origins['activation_checkpointing']}), "
+                f"but depth is {config.depth} ({origins['depth']})",
+                f"at most {config.depth} (blocks), auto or none",
+                [f"--activation_checkpointing={config.depth}", "--activation_checkpointing=auto"],
+            )
+        )
     if config.warmup_ratio + config.warmdown_ratio > 1:
         problems.append(
             Problem(

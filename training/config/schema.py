@@ -95,10 +95,12 @@ class Config:
     optimizer: str = option(
         "muon", "optimizer", "of the blocks' matrices; everything else has AdamW", choices=("muon", "adamw"), unit="all ranks"
     )
-    matrix_lr: float = option(0.0015, "optimizer", "peak learning rate of the blocks' matrices", unit=RATE, low=0)
-    embedding_lr: float = option(0.05, "optimizer", "peak learning rate of the embedding", unit=RATE, low=0)
-    unembedding_lr: float = option(0.015, "optimizer", "peak learning rate of the output head", unit=RATE, low=0)
-    weight_decay: float = option(0.1, "optimizer", "decoupled weight decay of the blocks' matrices", low=0, high=1)
+    matrix_lr: float | str = option(
+        "auto", "optimizer", "peak learning rate of the blocks' matrices; auto: by the optimizer", unit="per step", low=0, words=AUTO
+    )
+    embedding_lr: float = option(0.2, "optimizer", "peak learning rate of the embedding", unit=RATE, low=0)
+    unembedding_lr: float = option(0.004, "optimizer", "peak learning rate of the output head", unit=RATE, low=0)
+    weight_decay: float = option(0.0, "optimizer", "decoupled weight decay of the blocks' matrices", low=0, high=1)
     grad_clip: float = option(1.0, "optimizer", "largest global gradient norm; 0: no clipping", low=0)
     warmup_ratio: float = option(0.02, "optimizer", "share of the steps for linear warm-up", unit="fraction", low=0, high=1)
     warmdown_ratio: float = option(0.4, "optimizer", "share of the steps for linear decay at the end", unit="fraction", low=0, high=1)
@@ -111,9 +113,7 @@ class Config:
         unit="path",
     )
     text_field: str = option("text", "data", "the key or column that holds the text in .jsonl and .parquet", unit="name")
-    tokenizer: str = option(
-        "bytes", "data", "bytes, bpe (trained on the data), or a tokenizer.json or .tiktoken file to load", unit="path"
-    )
+    tokenizer: str = option("bytes", "data", "bytes, bpe (trained on the data), or a tokenizer.json or .tiktoken file to load", unit="path")
     vocab_size: int = option(8192, "data", "tokens of a bpe tokenizer that is trained", unit="tokens", low=258, high=1 << 20)
     num_workers: int = option(0, "data", "data-loader processes", unit="processes per rank", low=0, high=256)
     persistent_workers: bool = option(False, "data", "keep the workers from one epoch to the next")

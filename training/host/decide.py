@@ -1,4 +1,5 @@
-"""What the plan decides by itself, each decision with its reason: device, precision, compile, device batch, launcher."""
+"""What the plan decides by itself, each decision with its reason: device, precision, compile, launcher; training/host/fit.py
+decides what fits the memory."""
 
 from __future__ import annotations
 
@@ -8,10 +9,8 @@ from typing import Any
 
 import psutil
 
-from training.config import batch
 from training.config.schema import Config
 from training.host.gpus import Machine
-from training.host.memory import estimate
 from training.host.torch_build import TorchBuild
 
 
@@ -73,24 +72,6 @@ def budget(on: str, ranks: int, machine: Machine) -> int | None:
         return int(psutil.virtual_memory().available // ranks)
     free = [g.free_bytes for g in machine.gpus[:ranks] if g.free_bytes is not None]
     return min(free) if free else None
-
-
-def device_batch(config: Config, ranks: int, room: int | None, *, bf16: bool, compiled: bool) -> Choice | None:
-    """`auto`: the largest size that divides and fits; None when no size divides this total."""
-    if config.device_batch_size != "auto":
-        return Choice(config.device_batch_size, "as asked")
-    choices = batch.device_choices(config.max_seq_len, ranks, config.total_batch_size)
-    if not choices:
-        return None
-
-    def fits(size: int) -> bool:
-        needed = estimate(config.depth, size, config.max_seq_len, bf16=bf16, compiled=compiled).needed
-        return room is None or needed <= room
-
-    fitting = [size for size in choices if fits(size)]
-    if fitting:
-        return Choice(fitting[-1], f"the largest of {len(choices)} that divide and fit")
-    return Choice(choices[0], "the smallest that divides; by the estimate even that does not fit")
 
 
 def static_graph(config: Config, accumulation: int) -> Choice:

@@ -1,7 +1,7 @@
 """Memory of one rank before anything runs, by formula.
 
-The formula's terms (parameters, gradients, AdamW state, activations, logits) were compared with eight public runs of
-this model family: it under-predicts by 0 to 27 %. So `needed` adds 10 % and 1 GiB, and `tight` warns at 25 %.
+The constants are those of our model (training/engine/model.py): counted from the tensors that autograd keeps, and compared
+with fake tensors and with real runs; docs/memory.md has the figures, `python -m benchmarks.memory` measures them again.
 """
 
 from __future__ import annotations
@@ -9,23 +9,59 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from training.data.tokenizer import PADDED_VOCAB
-
 GIB = 1 << 30
 # What the authors of the original dual-GPU configs promise for 2 × 32 GB, in GB, printed beside our estimate.
 PROMISE = {"conservative": "15–16 GB", "balanced": "20–22 GB", "aggressive": "28–30 GB"}
 
+# Bytes per token and unit of width. The residual stream is fp32, under bf16 autocast too.
+RESIDUAL = 4  # all that a checkpointed block keeps: its input
+PARTS = 8  # the parts' gradients of a loss in parts, while they are added up
+CONTEXT = GIB // 2  # CUDA's own memory on a GPU, with the kernels of torch
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one rank trains: everything that the memory depends on."""
+
+    depth: int
+    sequences: int  # micro-batch of one rank
+    seq_len: int
+    vocab: int  # rows of the embedding, with padding
+    bf16: bool
+    compiled: bool
+    cuda: bool = True
+    muon: bool = True  # for the blocks' matrices; False: AdamW
+    blocks: int = 0  # checkpointed
+    chunks: int = 1  # of the loss
+
+    @property
+    def width(self) -> int:
+        return 64 * self.depth
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences * self.seq_len
+
+    @property
+    def extra_time(self) -> float:
+        """Multiplications that are done again, as a share of all of a step (forward 1, backward 2)."""
+        block, head = 12 * self.width**2 + self.seq_len * self.width, self.vocab * self.width
+        again = self.blocks * block + (head if self.chunks > 1 else 0)
+        return again / (3 * (self.depth * block + head))
+
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes per rank."""
+    """Bytes per rank at the peak of a step."""
 
     parameters: int
-    gradients: int
+    gradients: int  # DDP's buckets: with gradient_as_bucket_view they are the gradients, and stay from step to step
     optimizer: int
-    weight_copies: int
-    activations: int
-    logits: int
+    weight_copies: int  # in bf16
+    activations: int  # kept for the backward pass
+    logits: int  # with their gradient, while the loss is computed; 0 when the peak is in a block
+    block: int  # what one block needs beside what is kept, in its backward pass; 0 when the peak is at the loss
+    context: int
 
     @property
     def total(self) -> int:
@@ -43,12 +79,15 @@ class Estimate:
         return {f"{name}_bytes": value for name, value in asdict(self).items()} | {
             "total_bytes": self.total,
             "needed_bytes": self.needed,
+            "tight_bytes": self.tight,
         }
 
     def sentence(self) -> str:
+        peak = f"logits {gib(self.logits)}" if self.logits else f"one block's backward pass {gib(self.block)}"
+        copies = f"bf16 weights {gib(self.weight_copies)}, " if self.weight_copies else ""
         return (
             f"{gib(self.total)} per rank (parameters {gib(self.parameters)}, gradients {gib(self.gradients)}, "
-            f"optimizer {gib(self.optimizer)}, activations {gib(self.activations)}, logits {gib(self.logits)}); "
+            f"optimizer {gib(self.optimizer)}, {copies}activations {gib(self.activations)}, {peak}); "
             f"{gib(self.needed)} with the margin that decides"
         )
 
@@ -60,21 +99,56 @@ def gib(amount: int | None) -> str:
     return f"{amount / GIB:.1f} GiB" if amount >= GIB else f"{amount / (1 << 20):.0f} MiB"
 
 
-def parameters(depth: int, vocab: int = PADDED_VOCAB) -> int:
+def parameters(depth: int, vocab: int) -> int:
     """Number of weights of the GPT of this depth."""
     width = 64 * depth
     return 12 * depth * width**2 + 2 * vocab * width
 
 
-def estimate(depth: int, sequences: int, seq_len: int, *, bf16: bool, compiled: bool, vocab: int = PADDED_VOCAB) -> Estimate:
-    """Bytes per rank for DDP with fp32 weights and AdamW; `sequences` is the micro-batch of one rank."""
-    width, tokens, weights = 64 * depth, sequences * seq_len, parameters(depth, vocab)
-    per_element = 1 if bf16 else 2  # the constants below are for 16-bit activations
+@dataclass(frozen=True)
+class _Constants:
+    """Bytes per token and unit of width (`logits`: per token and vocabulary entry)."""
+
+    kept: int  # by a block for its backward pass
+    work: int  # beside that, at the height of a block's backward pass
+    ends: int  # embedding and last norm
+    logits: int  # logits and what the loss makes of them, forward and backward, at their height
+
+
+def _constants(load: Load) -> _Constants:
+    if load.compiled:
+        return _Constants(46, 24, 6, 4) if load.bf16 else _Constants(76, 40, 8, 8)
+    if load.bf16:
+        # CUDA's autocast computes `square` in fp32 and keeps its input so: 4 × width × 4 bytes more than on a CPU.
+        return _Constants(66 if load.cuda else 50, 40 if load.cuda else 24, 10, 16)
+    return _Constants(76, 40, 12, 16)
+
+
+def estimate(load: Load) -> Estimate:
+    """Bytes per rank with fp32 weights, as training/engine does it.
+
+    A step has two heights: at the loss (everything kept, and the logits), and in the backward pass of the last block
+    (everything kept, no logits, but the gradients inside a block). A block that was checkpointed is computed again
+    before its backward pass, so one of them is alive in full when no other block is.
+    """
+    use, unit = _constants(load), load.width * load.tokens
+    matrices, table = 12 * load.width**2, load.vocab * load.width
+    weights = load.depth * matrices + 2 * table
+    plain = load.depth - load.blocks
+    kept = (use.ends + plain * use.kept + load.blocks * RESIDUAL) * unit
+    logits = use.logits * load.vocab * load.tokens // load.chunks + (PARTS * unit if load.chunks > 1 else 0)
+    block = (use.work + (0 if plain else use.kept)) * unit
+    # Eager autocast keeps all copies until the end of the forward pass.
+    at_loss = 2 * ((plain if load.compiled else load.depth) * matrices + table) if load.bf16 else 0
+    in_block = 2 * max(plain, 1) * matrices if load.bf16 else 0
+    loss_is_peak = at_loss + logits >= in_block + block
     return Estimate(
         parameters=4 * weights,
         gradients=4 * weights,
-        optimizer=8 * weights,
-        weight_copies=2 * weights if bf16 else 0,
-        activations=(38 if compiled else 50) * depth * width * tokens * per_element,
-        logits=(2 * per_element if compiled else 16) * vocab * tokens,
+        optimizer=(4 if load.muon else 8) * load.depth * matrices + 16 * table,
+        weight_copies=at_loss if loss_is_peak else in_block,
+        activations=kept,
+        logits=logits if loss_is_peak else 0,
+        block=0 if loss_is_peak else block,
+        context=CONTEXT if load.cuda else 0,
     )

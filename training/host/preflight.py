@@ -41,8 +41,8 @@ class Check:
         return Problem(self.text, "", self.fixes)
 
 
-def gpus(machine: Machine, estimate: memory.Estimate, request: Request) -> Iterable[Check]:
-    """Enough GPUs, each with room for the estimate, and who is on them."""
+def gpus(machine: Machine, estimate: memory.Estimate, request: Request, smaller: list[str]) -> Iterable[Check]:
+    """Enough GPUs, each with room for the estimate, and who is on them; `smaller`: commands for runs that fit."""
     have, ranks = len(machine.gpus), request.local_ranks
     if have < ranks:
         fixes = [request.command_with(have)] if have else []
@@ -51,10 +51,10 @@ def gpus(machine: Machine, estimate: memory.Estimate, request: Request) -> Itera
         return
     yield Check("GPUs", OK, f"{have} visible, {ranks} used; driver {machine.driver or '-'}, CUDA up to {machine.cuda or '-'}")
     for gpu in machine.gpus[:ranks]:
-        yield from _gpu(gpu, estimate, request)
+        yield from _gpu(gpu, estimate, smaller)
 
 
-def _gpu(gpu: Gpu, estimate: memory.Estimate, request: Request) -> Iterable[Check]:
+def _gpu(gpu: Gpu, estimate: memory.Estimate, smaller: list[str]) -> Iterable[Check]:
     name = f"GPU {gpu.index}"
     shown = f"{gpu.name}, {memory.gib(gpu.free_bytes)} free of {memory.gib(gpu.total_bytes)}"
     strangers = [
@@ -66,7 +66,8 @@ def _gpu(gpu: Gpu, estimate: memory.Estimate, request: Request) -> Iterable[Chec
     if gpu.free_bytes is None:
         yield Check(name, WARNING, f"{shown}: the driver does not tell the free memory{occupied}")
     elif gpu.free_bytes < estimate.needed:
-        fixes = [*request.smaller(), *(f"kill {p.pid}   # if it is yours: {p.command[:40]}" for p in gpu.processes)]
+        fixes = [*smaller, *(f"kill {p.pid}   # if it is yours: {p.command[:40]}" for p in gpu.processes)]
+        fixes = fixes or [f"a GPU with {memory.gib(estimate.needed)} free"]
         yield Check(name, ERROR, f"{shown}: this run needs {memory.gib(estimate.needed)}{occupied}", fixes)
     elif gpu.free_bytes < estimate.tight:
         yield Check(name, WARNING, f"{shown}: tight, the run may need {memory.gib(estimate.tight)}{occupied}")
@@ -123,12 +124,14 @@ def not_running(run: rundir.RunDir) -> list[Check]:
     ]
 
 
-def host_memory(room: int | None, estimate: memory.Estimate, request: Request) -> Check:
+def host_memory(room: int | None, estimate: memory.Estimate, request: Request, smaller: list[str]) -> Check:
     """Training on the CPU: the ranks live in host memory."""
     ranks = request.local_ranks
     shown = f"{memory.gib(room)} free for each of {ranks} ranks" if ranks > 1 else f"{memory.gib(room)} free"
     if room is not None and room < estimate.needed:
-        return Check("host memory", ERROR, f"{shown}: this run needs {memory.gib(estimate.needed)} per rank", request.smaller())
+        return Check("host memory", ERROR, f"{shown}: this run needs {memory.gib(estimate.needed)} per rank", smaller)
+    if room is not None and room < estimate.tight:
+        return Check("host memory", WARNING, f"{shown}: tight, this run may need {memory.gib(estimate.tight)} per rank")
     return Check("host memory", OK, f"{shown}, {memory.gib(estimate.needed)} needed")
 
 

@@ -1,0 +1,132 @@
+"""The peak memory of a training step: real, against the formula of the plan and against fake tensors.
+
+    python -m benchmarks.memory [--compile]
+
+Each shape runs in a process of its own, two steps on one rank with the gradients held as DDP holds them. On a GPU the real
+figure is torch's peak of allocated memory; on a CPU, the peak of resident memory above that of the same process after a tiny
+step, with malloc told to give large blocks back at once. `--compile` adds the compiled step (half a minute each on a CPU).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from training.host.memory import GIB, Load, estimate
+
+ROOT = Path(__file__).resolve().parent.parent
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0", "OMP_NUM_THREADS": "2"}
+SMALL = Load(6, 8, 512, 320, bf16=False, compiled=False, cuda=False)  # about 1 GiB
+LARGE = Load(12, 8, 1536, 320, bf16=True, compiled=False, cuda=True)  # configs/dual_gpu/conservative.py
+WAYS = {
+    "plain": {},
+    "6 of the blocks again": {"blocks": 6},
+    "4 of the blocks again": {"blocks": 4},
+    "vocabulary 16384": {"vocab": 16384},
+    "… loss in 8 parts": {"vocab": 16384, "chunks": 8},
+    "… and all blocks again": {"vocab": 16384, "chunks": 8, "blocks": 6},
+}
+
+
+def shapes(on_gpu: bool, compiled: bool) -> dict[str, Load]:
+    out = {}
+    for base in [LARGE] if on_gpu else [SMALL, replace(SMALL, bf16=True)]:
+        for how in (False, True) if compiled or on_gpu else (False,):
+            for name, change in WAYS.items():
+                scaled = {k: v * base.depth // 6 if k == "blocks" else v for k, v in change.items()}
+                title = f"{'bf16' if base.bf16 else 'fp32'} {'compiled' if how else 'eager'}"
+                out[f"{title}, {name}"] = replace(base, compiled=how, **scaled)
+    return out
+
+
+def real_peak(load: Load) -> int:
+    """Bytes, in this process: call it in a fresh one."""
+    steps(replace(load, depth=1, sequences=1, seq_len=16, blocks=0, chunks=1), 2)
+    gc.collect()
+    if load.cuda:
+        import torch
+
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        steps(load, 3)
+        return torch.cuda.max_memory_allocated() - before
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    steps(load, 3)
+    return resident("VmHWM") - before
+
+
+def resident(what: str) -> int:
+    line = next(row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith(what))
+    return int(line.split()[1]) * 1024
+
+
+def steps(load: Load, count: int) -> None:
+    """Training as training/engine does it, with random tokens."""
+    import torch
+
+    from training.config.schema import Config
+    from training.engine import optim
+    from training.engine.model import GPT, Frugal, Shape
+
+    device = "cuda" if load.cuda else "cpu"
+    model = GPT(Shape(load.depth, load.vocab, load.seq_len), Frugal(load.blocks, load.chunks)).to(device)
+    optimizer = optim.build(model, Config(optimizer="muon" if load.muon else "adamw"))
+    called = torch.compile(model) if load.compiled else model
+    tokens = torch.randint(0, min(load.vocab, 256), (load.sequences, load.seq_len), device=device)
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight)  # DDP's buckets
+    for _ in range(count):
+        with torch.autocast(device, torch.bfloat16, enabled=load.bf16):
+            loss = called(tokens, tokens)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        for weight in model.parameters():
+            if weight.grad is not None:
+                weight.grad.zero_()
+
+
+def fresh(load: Load) -> int:
+    """real_peak in a process of its own. Raises CalledProcessError."""
+    code = "import json, sys; from benchmarks.memory import Load, real_peak; print(real_peak(Load(**json.loads(sys.argv[1]))))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(asdict(load))],
+        cwd=ROOT,
+        env=os.environ | MALLOC,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return int(done.stdout.split()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--compile", action="store_true", help="the compiled step too (on a GPU always)")
+    compiled = parser.parse_args().compile
+    import torch
+
+    from training.engine.measure import peak
+
+    rows = []
+    for name, load in tqdm(shapes(torch.cuda.is_available(), compiled).items(), unit="shape", disable=None):
+        formula = estimate(load)
+        rows.append((name, fresh(load), formula.total - formula.context, None if load.compiled else peak(load)))
+    print(f"{'':<38}{'real':>10}{'formula':>10}{'ratio':>7}{'fake':>10}{'ratio':>7}")
+    for name, real, formula, fake in rows:
+        seen = "" if fake is None else f"{fake / GIB:6.2f} GiB{fake / real:7.2f}"
+        print(f"{name:<38}{real / GIB:6.2f} GiB{formula / GIB:6.2f} GiB{formula / real:7.2f}{seen}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""What the plan chooses so that a step fits, and what it advises when nothing does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training.config import batch, files
+from training.config.schema import Config
+from training.host import fit
+from training.host.memory import GIB, Load, estimate
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ("conservative", "balanced", "aggressive")
+
+
+def ready(name: str, **more: Any) -> Config:
+    values, problems = files.load(ROOT / f"configs/dual_gpu/{name}.py")
+    assert not problems
+    return Config(**{key: value for key, (value, _) in values.items()} | more)
+
+
+def load_of(config: Config, vocab: int = 320, compiled: bool = True) -> Load:
+    return Load(config.depth, 0, config.max_seq_len, vocab, bf16=True, compiled=compiled)
+
+
+def chosen(config: Config, gib: float | None, vocab: int = 320, compiled: bool = True) -> fit.Fit:
+    found = fit.choose(load_of(config, vocab, compiled), config, 2, None if gib is None else int(gib * GIB))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("vocab", [320, 32768, 65536])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_three_configs_fit_two_cards_of_32_gb(name: str, vocab: int, compiled: bool) -> None:
+    config = ready(name)
+    found = chosen(config, 31, vocab, compiled)
+    assert found.load.sequences == config.device_batch_size
+    assert estimate(found.load).needed <= 31 * GIB
+    assert found.load.extra_time < 0.34
+
+
+def test_nothing_is_computed_again_where_nothing_has_to_be() -> None:
+    for gib in (10.0, 31.0, 500.0):
+        found = chosen(ready("conservative"), gib)
+        assert (found.load.blocks, found.load.chunks) == (0, 1)
+        assert found.sentence() == f"activation checkpointing: none: not needed, 8 sequences fit {gib:.1f} GiB free"
+
+
+def test_as_little_as_possible_is_computed_again() -> None:
+    config = ready("aggressive")
+    for gib in range(16, 64, 3):
+        found = chosen(config, gib)
+        assert estimate(found.load).needed <= gib * GIB
+        cheaper = [replace(found.load, blocks=b) for b in range(found.load.blocks)]
+        fitting = [one for one in cheaper if estimate(one).needed <= gib * GIB]
+        assert all(found.load.extra_time - one.extra_time <= fit.CHEAP for one in fitting), "more only to be not tight, when cheap"
+        if len(fitting) > 0:
+            assert estimate(found.load).tight <= gib * GIB
+
+
+def test_the_sentence_says_how_much_and_why() -> None:
+    found = chosen(ready("aggressive"), 31, 65536)
+    blocks, chunks = found.load.blocks, found.load.chunks
+    assert 0 < blocks < 20 and chunks > 1
+    cost = round(100 * found.load.extra_time)
+    assert found.sentence() == (
+        f"activation checkpointing: {blocks} of 20 blocks, loss in {chunks} parts: so that 14 sequences fit 31.0 GiB free; "
+        f"costs about {cost} % time"
+    )
+    assert found.blocks.record() == {"value": blocks, "reason": "so that 14 sequences fit 31.0 GiB free"}
+    assert found.chunks.value == chunks
+
+
+def test_values_of_the_user_are_obeyed() -> None:
+    found = chosen(ready("aggressive", activation_checkpointing=3, loss_chunks=5), 31)
+    assert (found.load.blocks, found.load.chunks) == (3, 5)
+    assert (found.blocks.reason, found.chunks.reason) == ("as asked", "as asked")
+    found = chosen(ready("aggressive", activation_checkpointing="none"), 31)
+    assert found.load.blocks == 0
+    found = chosen(ready("aggressive", loss_chunks=1), 31, 65536)
+    assert found.load.chunks == 1 and found.load.blocks > 0
+
+
+def test_unknown_free_memory_decides_nothing() -> None:
+    found = chosen(ready("aggressive"), None)
+    assert (found.load.blocks, found.load.chunks) == (0, 1)
+    assert "unknown" in found.blocks.reason
+
+
+def test_too_little_for_anything_is_said() -> None:
+    found = chosen(ready("aggressive"), 3)
+    assert "14 sequences do not fit 3.0 GiB" in found.blocks.reason
+    least = min(estimate(replace(found.load, blocks=b, chunks=c)).total for b in range(21) for c in fit.CHUNKS)
+    assert estimate(found.load).total <= 1.02 * least
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("gib", [12, 20, 31, 80, 200])
+def test_an_automatic_device_batch_is_the_fastest_that_fits(name: str, gib: int) -> None:
+    config = ready(name, device_batch_size="auto")
+    found = chosen(config, gib)
+    assert estimate(found.load).needed <= gib * GIB
+    sizes = batch.device_choices(config.max_seq_len, 2, config.total_batch_size)
+    assert found.load.sequences in sizes
+    for size in (s for s in sizes if s > found.load.sequences):
+        larger = fit.cheapest(replace(found.load, sequences=size), config, gib * GIB)
+        assert larger is None or larger.extra_time > found.load.extra_time
+    if gib == 200:
+        assert (found.load.sequences, found.load.blocks, found.load.chunks) == (sizes[-1], 0, 1)
+        assert found.sequences.reason == f"the largest of {len(sizes)} that divide and fit"
+
+
+def test_an_impossible_or_hopeless_device_batch() -> None:
+    config = ready("balanced", device_batch_size="auto")
+    hopeless = chosen(config, 1)
+    assert (hopeless.load.sequences, "does not fit" in hopeless.sequences.reason) == (1, True)
+    unknown = chosen(config, None)
+    assert unknown.load.sequences == 12
+    odd = replace(config, total_batch_size=24577)
+    assert fit.choose(load_of(odd), odd, 2, None) is None
+
+
+@pytest.mark.parametrize("gib", [4, 6, 9, 12, 20, 31])
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"activation_checkpointing": "none"}, {"activation_checkpointing": 5, "loss_chunks": 2}, {"loss_chunks": 1}],
+    ids=lambda m: " ".join(map(str, m.values())) or "auto",
+)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("vocab", [320, 65536])
+def test_what_is_suggested_fits_and_divides(name: str, more: dict[str, Any], gib: int, vocab: int) -> None:
+    config = ready(name, **more)
+    found = chosen(config, gib, vocab)
+    if estimate(found.load).needed <= gib * GIB:
+        return
+    changes = fit.suggestions(found.load, config, 2, gib * GIB)
+    assert changes
+    for change in changes:
+        changed = replace(config, **change)
+        again = chosen(changed, gib, vocab)
+        assert estimate(again.load).needed <= gib * GIB, change
+        size = changed.device_batch_size
+        assert isinstance(size, int)
+        assert batch.split(size, changed.max_seq_len, 2, changed.total_batch_size)
+        assert changed != config

@@ -1,0 +1,157 @@
+"""What makes a step fit the memory: micro-batch, loss in parts, checkpointed blocks; and what to change where nothing does.
+
+Of everything that fits by the estimate the fastest is taken. Computing the head again (loss in parts) and blocks again costs
+what it costs in multiplications, and a micro-batch costs OVERHEAD_TOKENS beside its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from training.config import batch
+from training.config.schema import Config
+from training.host.decide import Choice
+from training.host.memory import Estimate, Load, estimate, gib
+
+CHUNKS = (1, 2, 4, 8, 16, 32, 64, 128)
+CHEAP = 0.03  # so much more time is a good price for not being tight
+OVERHEAD_TOKENS = 1024  # an estimate: launches and half-filled last waves of a micro-batch on a GPU
+AUTO = "auto"
+Limit = Callable[[Estimate], int]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The decided load, each part with its reason; `load` has the values."""
+
+    load: Load
+    sequences: Choice
+    blocks: Choice
+    chunks: Choice
+
+    def sentence(self) -> str:
+        """'' when nothing is computed again."""
+        load = self.load
+        said = [f"{load.blocks} of {load.depth} blocks"] if load.blocks else []
+        said += [f"loss in {load.chunks} parts"] if load.chunks > 1 else []
+        reason = self.blocks.reason if load.blocks else self.chunks.reason
+        cost = f"costs about {max(1, round(100 * load.extra_time))} % time"
+        return f"activation checkpointing: {', '.join(said) or 'none'}: {reason}{'; ' + cost if said else ''}"
+
+
+def choose(load: Load, config: Config, ranks: int, room: int | None) -> Fit | None:
+    """What `auto` means here; `room`: free bytes for one rank, None if unknown. None when no micro-batch divides."""
+    size = _sequences(load, config, ranks, room)
+    if size is None:
+        return None
+    found, reason = _frugal(replace(load, sequences=size.value), config, room)
+    blocks = Choice(found.blocks, reason if config.activation_checkpointing == AUTO else "as asked")
+    chunks = Choice(found.chunks, reason if config.loss_chunks == AUTO else "as asked")
+    return Fit(found, size, blocks, chunks)
+
+
+def _sequences(load: Load, config: Config, ranks: int, room: int | None) -> Choice | None:
+    if isinstance(config.device_batch_size, int):
+        return Choice(config.device_batch_size, "as asked")
+    sizes = batch.device_choices(config.max_seq_len, ranks, config.total_batch_size)
+    if not sizes:
+        return None
+    if room is None:
+        return Choice(sizes[-1], f"the largest of {len(sizes)} that divide; the free memory is unknown")
+    fitting = [one for size in sizes if (one := cheapest(replace(load, sequences=size), config, room))]
+    if not fitting:
+        return Choice(sizes[0], "the smallest that divides; by the estimate even that does not fit")
+    best = min(fitting, key=_time)
+    if best is fitting[-1]:
+        return Choice(best.sequences, f"the largest of {len(sizes)} that divide and fit")
+    return Choice(best.sequences, f"the fastest of {len(sizes)} that divide; more would fit, but with more to compute again")
+
+
+def _time(load: Load) -> float:
+    """Of a token, in units of one without recomputation in an endless micro-batch."""
+    return (1 + load.extra_time) * (1 + OVERHEAD_TOKENS / load.tokens)
+
+
+def _frugal(load: Load, config: Config, room: int | None) -> tuple[Load, str]:
+    if room is None:
+        return next(_candidates(load, config)), "not chosen: the free memory is unknown"
+    found = cheapest(load, config, room)
+    sequences = f"{load.sequences} sequence{'s' if load.sequences > 1 else ''}"
+    if found is None:
+        least = min(_candidates(load, config, everything=True), key=lambda one: estimate(one).total)
+        return least, f"as frugal as can be, but {sequences} do not fit {gib(room)}"
+    roomy = cheapest(load, config, room, lambda one: one.tight)
+    if roomy and roomy.extra_time - found.extra_time <= CHEAP:
+        found = roomy
+    if not found.blocks and found.chunks == 1:
+        return found, f"not needed, {sequences} fit {gib(room)} free"
+    return found, f"so that {sequences} fit {gib(room)} free"
+
+
+def cheapest(load: Load, config: Config, room: int, limit: Limit = lambda one: one.needed) -> Load | None:
+    """The least recomputation that fits; values that the user gave are obeyed."""
+
+    def fits(one: Load) -> bool:
+        return limit(estimate(one)) <= room
+
+    found = []
+    for plain in _candidates(load, config):
+        if config.activation_checkpointing != AUTO:
+            found += [plain] if fits(plain) else []
+            continue
+        # Fewer bytes with each block up to the last but one; the last one is a case of its own (memory.estimate).
+        low, high = 0, load.depth
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fits(replace(plain, blocks=middle)) else (middle + 1, high)
+        if fits(one := replace(plain, blocks=min(low, load.depth))):
+            found.append(one)
+    return min(found, key=lambda one: (one.extra_time, one.chunks), default=None)
+
+
+def _candidates(load: Load, config: Config, everything: bool = False) -> Iterator[Load]:
+    """Loads with every number of parts that is allowed, in ascending order; `everything`: and with blocks checkpointed."""
+    asked = config.activation_checkpointing
+    blocks = (0, load.depth - 1, load.depth) if everything and asked == AUTO else (asked if isinstance(asked, int) else 0,)
+    chunks = (config.loss_chunks,) if isinstance(config.loss_chunks, int) else tuple(n for n in CHUNKS if n <= load.tokens)
+    for number in chunks:
+        for count in blocks:
+            yield replace(load, chunks=number, blocks=count)
+
+
+def suggestions(load: Load, config: Config, ranks: int, room: int) -> list[dict[str, Any]]:
+    """Changes of the configuration that fit by the estimate, the nearest of each kind."""
+    free = replace(config, activation_checkpointing=AUTO, loss_chunks=AUTO)
+    out = []
+    if free != config and (found := cheapest(load, free, room)):
+        out.append(_settings(found, config))
+    sizes = batch.device_choices(config.max_seq_len, ranks, config.total_batch_size)
+    for size in (s for s in reversed(sizes) if s < load.sequences):
+        smaller = replace(load, sequences=size)
+        if cheapest(smaller, config, room):
+            out.append({"device_batch_size": size})
+            break
+        if found := cheapest(smaller, free, room):
+            out.append({"device_batch_size": size, **_settings(found, config)})
+            break
+    low, high = 0, load.depth  # the deepest that fits, with the same micro-batch
+    while low < high - 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if cheapest(replace(load, depth=middle), free, room) else (low, middle)
+    if low and (found := cheapest(replace(load, depth=low), free, room)):
+        size_too = {"device_batch_size": load.sequences} if config.device_batch_size == AUTO else {}
+        out.append({"depth": low, **size_too, **_settings(found, config)})
+    return out
+
+
+def _settings(found: Load, config: Config) -> dict[str, Any]:
+    """The flags that bring `found`, where the user has decided himself; what is `auto` finds it again."""
+    blocks, chunks = config.activation_checkpointing, config.loss_chunks
+    out: dict[str, Any] = {}
+    if blocks != AUTO:
+        out["activation_checkpointing"] = found.blocks or "none"
+    if chunks != AUTO:
+        out["loss_chunks"] = found.chunks
+    return out
