@@ -134,6 +134,19 @@ def from_main(key: str, value: str | None = None) -> str:
     return _store.get(f"main/{key}").decode()
 
 
+def exchange_texts(key: str, text: str, *, everybody: bool = False) -> list[str]:
+    """Every rank gives a text; rank 0 (or everybody) gets all of them in rank order, others an empty list. No collective.
+
+    `key` must be new each time; waits as long as setup's time limit.
+    """
+    if _store is None:
+        return [text]
+    _store.set(f"texts/{key}/{get_rank()}", text)
+    if not everybody and not is_main_process():
+        return []
+    return [_store.get(f"texts/{key}/{rank}").decode() for rank in range(get_world_size())]
+
+
 def all_reduce_mean(value: float | torch.Tensor) -> float | torch.Tensor:
     """The mean over all ranks, of the type that came in. A collective: every rank must call it."""
     if get_world_size() == 1:

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import MutableMapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from training import console, heartbeat, rundir
@@ -45,8 +46,8 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
             world = _meet(run, plan, rank)
         else:
             draft = _draft(args, environ, world_size)
-            if draft is None:
-                return 0
+            if isinstance(draft, int):
+                return draft
             run, plan, world = draft
         return int(_live(run, plan, world))
     except UserError as error:
@@ -88,16 +89,14 @@ def _stacks_on_request(run: rundir.RunDir, rank: int) -> None:
     faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
 
 
-def _draft(args: list[str], environ: MutableMapping[str, str], world_size: int) -> tuple[rundir.RunDir, Plan, World] | None:
-    """Without a launcher of ours: every rank makes the same plan, rank 0 alone writes it; None after --dry_run."""
+def _draft(args: list[str], environ: MutableMapping[str, str], world_size: int) -> tuple[rundir.RunDir, Plan, World] | int:
+    """Without a launcher of ours: every rank makes the same plan, rank 0 alone writes it; the exit code after --dry_run."""
     from training import plan as planner
 
     local = int(environ.get("LOCAL_WORLD_SIZE", world_size))
     request, plan, checks = planner.make("train.py", args, environ, ranks=world_size, local_ranks=local)
-    if request.dry_run:
-        if int(environ.get("RANK", 0)) == 0:
-            print(planner.describe(plan, checks))
-        return None
+    if request.dry_run or request.check:
+        return planner.show(request, plan, checks) if int(environ.get("RANK", 0)) == 0 else 0
     environ.update({v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"})
     from training import distributed
 
@@ -135,7 +134,9 @@ def _live(run: rundir.RunDir, plan: Plan, world: World) -> Exit:
                 f"nothing left to train: step {setup.position.step} of {setup.length.total_steps}; raise --num_iterations or --num_epochs"
             )
         run.event("start", step=setup.position.step, total_steps=setup.length.total_steps, world_size=world.world_size)
-    position, code = trainer.train(setup, recorder, stop)
+    with setup.saver if world.rank == 0 else nullcontext():
+        position, code = trainer.train(setup, recorder, stop)
+    setup.batches.close()
     if recorder:
         recorder.close()
     barrier("end of training", setup.config.hang_timeout)

@@ -4,6 +4,7 @@ import random
 import shutil
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +16,12 @@ from training.engine.model import GPT, Shape
 from training.errors import UserError
 
 SHAPE = Shape(1, 64, 8)
-FACTS = {"shape": asdict(SHAPE), "world_size": 2, "run": "x"}
+FACTS = {"shape": asdict(SHAPE), "optimizer": "muon", "world_size": 2, "run": "x"}
+Parts = tuple[GPT, optim.Optimizers]
 
 
 @pytest.fixture
-def parts() -> tuple[GPT, torch.optim.Optimizer]:
+def parts() -> Parts:
     model = GPT(SHAPE)
     optimizer = optim.build(model, Config())
     tokens = torch.randint(0, 64, (2, 8))
@@ -28,25 +30,27 @@ def parts() -> tuple[GPT, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def save(folder: Path, step: int, parts: tuple[GPT, torch.optim.Optimizer], keep: int = 3) -> Path:
-    return checkpoint.save(folder, Position(step, 1, step), *parts, FACTS, keep)
+def save(folder: Path, step: int, parts: Parts, keep: int = 3) -> Path:
+    state = {"model": parts[0].state_dict(), "optimizer": parts[1].state_dict()}
+    return checkpoint.save(folder, Position(step, 1, step), state, FACTS, keep)
 
 
-def test_round_trip_is_exact(tmp_path: Path, parts: tuple[GPT, torch.optim.Optimizer]) -> None:
+def test_round_trip_is_exact(tmp_path: Path, parts: Parts) -> None:
     save(tmp_path, 7, parts)
     loaded = checkpoint.latest(tmp_path)
     assert loaded and loaded.position == Position(7, 1, 7) and not loaded.skipped
     for name, value in parts[0].state_dict().items():
         assert torch.equal(loaded.state["model"][name], value)
-    moments = parts[1].state_dict()["state"][0]["exp_avg"]
-    assert torch.equal(loaded.state["optimizer"]["state"][0]["exp_avg"], moments)
+    for saved, part in zip(loaded.state["optimizer"], parts[1].state_dict(), strict=True):
+        for index, moments in part["state"].items():
+            assert moments and all(torch.equal(saved["state"][index][name], value) for name, value in moments.items())
 
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path) is None
 
 
-def test_any_flipped_bit_is_noticed(tmp_path: Path, parts: tuple[GPT, torch.optim.Optimizer]) -> None:
+def test_any_flipped_bit_is_noticed(tmp_path: Path, parts: Parts) -> None:
     save(tmp_path, 1, parts)
     state = save(tmp_path, 2, parts) / "state.pt"
     good = state.read_bytes()
@@ -60,8 +64,8 @@ def test_any_flipped_bit_is_noticed(tmp_path: Path, parts: tuple[GPT, torch.opti
         assert "step_00000002" in loaded.skipped[0] and "checksum" in loaded.skipped[0]
 
 
-@pytest.mark.parametrize("damage", ["truncated", "no state", "no manifest", "half a manifest"])
-def test_damage_is_named_and_the_one_before_used(tmp_path: Path, parts: tuple[GPT, torch.optim.Optimizer], damage: str) -> None:
+@pytest.mark.parametrize("damage", ["truncated", "no state", "no manifest", "half a manifest", "another format"])
+def test_damage_is_named_and_the_one_before_used(tmp_path: Path, parts: Parts, damage: str) -> None:
     save(tmp_path, 1, parts)
     newest = save(tmp_path, 2, parts)
     if damage == "truncated":
@@ -70,27 +74,27 @@ def test_damage_is_named_and_the_one_before_used(tmp_path: Path, parts: tuple[GP
         (newest / "state.pt").unlink()
     elif damage == "no manifest":
         (newest / "manifest.json").unlink()
+    elif damage == "another format":
+        (newest / "manifest.json").write_text('{"format": 1}')
     else:
         (newest / "manifest.json").write_text('{"format": 1, "st')
     loaded = checkpoint.latest(tmp_path)
     assert loaded and loaded.position.step == 1 and len(loaded.skipped) == 1
 
 
-def test_all_damaged_is_an_error_and_no_fresh_start(tmp_path: Path, parts: tuple[GPT, torch.optim.Optimizer]) -> None:
+def test_all_damaged_is_an_error_and_no_fresh_start(tmp_path: Path, parts: Parts) -> None:
     (save(tmp_path, 1, parts) / "state.pt").write_bytes(b"")
     with pytest.raises(UserError, match="every checkpoint"):
         checkpoint.latest(tmp_path)
 
 
-def test_old_ones_are_pruned_after_the_new_one_is_there(tmp_path: Path, parts: tuple[GPT, torch.optim.Optimizer]) -> None:
+def test_old_ones_are_pruned_after_the_new_one_is_there(tmp_path: Path, parts: Parts) -> None:
     for step in range(1, 6):
         save(tmp_path, step, parts, keep=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step_00000004", "step_00000005"]
 
 
-def test_failed_save_leaves_the_earlier_ones_and_nothing_half(
-    tmp_path: Path, parts: tuple[GPT, torch.optim.Optimizer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_save_leaves_the_earlier_ones_and_nothing_half(tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 1, parts)
 
     def full(*args: object) -> None:
@@ -102,23 +106,42 @@ def test_failed_save_leaves_the_earlier_ones_and_nothing_half(
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]
 
 
-def test_saving_a_step_again_replaces_it(tmp_path: Path, parts: tuple[GPT, torch.optim.Optimizer]) -> None:
+def test_saving_a_step_again_replaces_it(tmp_path: Path, parts: Parts) -> None:
     save(tmp_path, 1, parts)
     save(tmp_path, 1, parts)
     loaded = checkpoint.latest(tmp_path)
     assert loaded and loaded.position.step == 1
 
 
-def test_leftover_of_a_killed_save_is_ignored(tmp_path: Path, parts: tuple[GPT, torch.optim.Optimizer]) -> None:
+def test_leftover_of_a_killed_save_is_ignored(tmp_path: Path, parts: Parts) -> None:
     whole = save(tmp_path, 1, parts)
     shutil.copytree(whole, tmp_path / ".writing-abc")
     loaded = checkpoint.latest(tmp_path)
     assert loaded and loaded.path == whole
 
 
-def test_checkpoint_of_another_model_is_refused(tmp_path: Path, parts: tuple[GPT, torch.optim.Optimizer]) -> None:
+def test_what_the_disk_does_not_give_back_is_no_checkpoint(tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ones before stay, all of them: pruning waits until the new one is verified."""
+    for step in (1, 2):
+        save(tmp_path, step, parts, keep=2)
+    monkeypatch.setattr(checkpoint, "_sha256", lambda path: "something else")
+    with pytest.raises(OSError, match="does not give back"):
+        save(tmp_path, 3, parts, keep=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_00000001", "step_00000002"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"shape": asdict(Shape(2, 64, 8)), "optimizer": "muon"}, r"depth 1 \(now 2\)"),
+        ({"shape": asdict(Shape(1, 128, 8)), "optimizer": "muon"}, r"vocab 64 \(now 128\)"),
+        ({"shape": asdict(SHAPE), "optimizer": "adamw"}, r"optimizer muon \(now adamw\)"),
+    ],
+)
+def test_checkpoint_of_another_model_is_refused(tmp_path: Path, parts: Parts, facts: dict[str, Any], said: str) -> None:
     save(tmp_path, 1, parts)
     loaded = checkpoint.latest(tmp_path)
     assert loaded
-    with pytest.raises(UserError, match=r"depth 1 \(now 2\)"):
-        checkpoint.check_shape(loaded, Shape(2, 64, 8))
+    checkpoint.check_same(loaded, FACTS)
+    with pytest.raises(UserError, match=said):
+        checkpoint.check_same(loaded, facts)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from training.engine.model import GPT, Shape
+from training.engine.model import GPT, Frugal, Shape
 from training.host import memory
 
 
@@ -65,3 +65,63 @@ def test_sampling_is_reproducible_and_longer_than_the_context() -> None:
     first, second = (model.generate([1], 40, 1.0, torch.Generator().manual_seed(3)) for _ in range(2))
     assert first == second and len(first) == 40 and all(0 <= t < 64 for t in first)
     assert first != model.generate([1], 40, 1.0, torch.Generator().manual_seed(4))
+
+
+def gradients(model: GPT, tokens: torch.Tensor) -> tuple[float, dict[str, torch.Tensor]]:
+    torch.manual_seed(5)  # of the dropout
+    model.zero_grad()
+    loss = model(tokens, tokens)
+    loss.backward()
+    return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("frugal", [Frugal(1, 1), Frugal(3, 1), Frugal(0, 4), Frugal(0, 5), Frugal(3, 7)])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_saving_memory_does_not_change_the_arithmetic(frugal: Frugal, dropout: float) -> None:
+    model, tokens = gpt(depth=3), torch.randint(0, 64, (3, 16))
+    for block in model.blocks:
+        block.dropout = dropout
+    model.dropout = dropout
+    plain, wanted = gradients(model, tokens)
+    model.frugal = frugal
+    loss, got = gradients(model, tokens)
+    assert loss == pytest.approx(plain, rel=1e-6)
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(got[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def saved_bytes(model: GPT, tokens: torch.Tensor) -> int:
+    """Bytes that the forward pass keeps for the backward pass, weights left out."""
+    weights, kept = {p.data_ptr() for p in model.parameters()}, {}
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        if x.data_ptr() not in weights:
+            kept[x.data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        model(tokens, tokens)
+    return sum(kept.values())
+
+
+def test_saving_memory_does_save_memory() -> None:
+    model, tokens = gpt(depth=4, vocab=4096), torch.randint(0, 64, (4, 16))
+    plain = saved_bytes(model, tokens)
+    model.frugal = Frugal(0, 8)
+    chunked = saved_bytes(model, tokens)
+    model.frugal = Frugal(4, 8)
+    both = saved_bytes(model, tokens)
+    assert plain - chunked > 64 * 4096 * 4, "the logits of all 64 positions"
+    assert both < 0.2 * chunked
+
+
+def test_dropout_is_off_in_evaluation() -> None:
+    torch.manual_seed(0)
+    model = GPT(Shape(2, 64, 16), dropout=0.5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    tokens = torch.randint(0, 64, (2, 16))
+    assert model(tokens, tokens).item() != model(tokens, tokens).item()
+    model.eval()
+    assert model(tokens, tokens).item() == model(tokens, tokens).item()

@@ -1,9 +1,9 @@
-"""Checkpoints that survive a crash at any instant and are verified when read.
+"""Checkpoints that survive a crash at any instant and are verified when written and when read.
 
     checkpoints/step_00000200/state.pt       weights, optimizer
                               manifest.json  step, position in the data, sha256 and size of state.pt
 
-Written into a temporary folder, fsynced, renamed: a folder named step_* is whole. A flipped bit is noticed by the
+Written into a temporary folder, fsynced, read back, renamed: a folder named step_* is whole. A flipped bit is noticed by the
 checksum, and the checkpoint before is used.
 """
 
@@ -16,50 +16,68 @@ import shutil
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from training import rundir
-from training.engine.model import Shape
 from training.errors import Problem, UserError
 
-FORMAT = 1
+FORMAT = 2
+TEMPORARY = ".writing-"
+CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where training stands: `step` optimizer steps done, `epoch` (0-based) with `epoch_steps` of them done in it."""
+    """Where training stands: `step` optimizer steps done; in `epoch` (0-based) all ranks together have used the first `used`
+    sequences of its order. Nothing of it depends on the number of ranks."""
 
     step: int = 0
     epoch: int = 0
-    epoch_steps: int = 0
+    used: int = 0
 
 
 @dataclass
 class Loaded:
     position: Position
     state: dict[str, Any]
+    manifest: dict[str, Any]
     path: Path
     skipped: list[str]  # damaged newer checkpoints, with what is wrong
 
 
-def save(
-    folder: Path, position: Position, model: torch.nn.Module, optimizer: torch.optim.Optimizer, facts: dict[str, Any], keep: int
-) -> Path:
-    """Write a checkpoint and remove the oldest ones. Raises OSError; the earlier checkpoints are then untouched."""
-    buffer = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, buffer)
-    content = buffer.getbuffer()
+class _Hashed(io.RawIOBase):
+    """What is written through it, counted and hashed on its way."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.digest, self.bytes = file, hashlib.sha256(), 0
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        self.bytes += len(data)
+        return self.file.write(data)
+
+
+def save(folder: Path, position: Position, state: dict[str, Any], facts: dict[str, Any], keep: int) -> Path:
+    """Write a checkpoint and, when it reads back as written, remove the oldest ones.
+
+    Raises OSError; the earlier checkpoints are then untouched.
+    """
     final = folder / f"step_{position.step:08d}"
-    work = Path(tempfile.mkdtemp(dir=folder, prefix=".writing-"))
+    work = Path(tempfile.mkdtemp(dir=folder, prefix=TEMPORARY))
     try:
         with (work / "state.pt").open("wb") as file:
-            file.write(content)
+            hashed = _Hashed(file)
+            torch.save(state, hashed)
             file.flush()
             os.fsync(file.fileno())
-        manifest = {"format": FORMAT, **asdict(position), **facts, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # the check shall read the disk, not the cache
+        checksum = hashed.digest.hexdigest()
+        manifest = {"format": FORMAT, **asdict(position), **facts, "bytes": hashed.bytes, "sha256": checksum}
         rundir.write_json(work / "manifest.json", manifest)
+        if _sha256(work / "state.pt") != checksum:
+            raise OSError(f"the disk does not give back what was written to {work / 'state.pt'}")
         os.chmod(work, 0o755)
         if final.exists():  # the same step after a resume
             shutil.rmtree(final)
@@ -70,6 +88,20 @@ def save(
     for old in sorted(folder.glob("step_*"))[:-keep]:
         shutil.rmtree(old)
     return final
+
+
+def remove_leftovers(folder: Path) -> None:
+    """What a killed process had begun to write."""
+    for path in folder.glob(f"{TEMPORARY}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:
@@ -87,39 +119,43 @@ def latest(folder: Path) -> Loaded | None:
     """
     skipped: list[str] = []
     for path in sorted(folder.glob("step_*"), reverse=True):
-        content, wrong = _verified(path)
-        if content is None:
+        manifest = rundir.read_json(path / "manifest.json")
+        wrong = _wrong(path / "state.pt", manifest)
+        if wrong or manifest is None:
             skipped.append(f"{path.name}: {wrong}")
             continue
-        manifest = rundir.read_json(path / "manifest.json") or {}
-        position = Position(manifest["step"], manifest["epoch"], manifest["epoch_steps"])
-        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        return Loaded(position, state | {"manifest": manifest}, path, skipped)
+        position = Position(manifest["step"], manifest["epoch"], manifest["used"])
+        state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+        return Loaded(position, state, manifest, path, skipped)
     if skipped:
         raise UserError(Problem(f"every checkpoint in {folder} is damaged: {'; '.join(skipped)}", "a run with a whole checkpoint"))
     return None
 
 
-def _verified(path: Path) -> tuple[bytes | None, str]:
-    manifest = rundir.read_json(path / "manifest.json")
-    if manifest is None or manifest.get("format") != FORMAT:
-        return None, "manifest.json is missing or damaged"
+def _wrong(state: Path, manifest: dict[str, Any] | None) -> str:
+    """What is wrong with a checkpoint, or nothing."""
+    if manifest is None:
+        return "manifest.json is missing or damaged"
+    if manifest.get("format") != FORMAT:
+        return f"written in format {manifest.get('format')}, this version reads {FORMAT}"
     try:
-        content = (path / "state.pt").read_bytes()
+        size = state.stat().st_size
+        if size != manifest["bytes"]:
+            return f"state.pt has {size} of {manifest['bytes']} bytes"
+        if _sha256(state) != manifest["sha256"]:
+            return "state.pt does not match its checksum (a flipped bit?)"
     except OSError as error:
-        return None, f"state.pt can not be read: {error.strerror}"
-    if len(content) != manifest["bytes"]:
-        return None, f"state.pt has {len(content)} of {manifest['bytes']} bytes"
-    if hashlib.sha256(content).hexdigest() != manifest["sha256"]:
-        return None, "state.pt does not match its checksum (a flipped bit?)"
-    return content, ""
+        return f"state.pt can not be read: {error.strerror}"
+    return ""
 
 
-def check_shape(loaded: Loaded, shape: Shape) -> None:
-    """Raises UserError when the checkpoint belongs to another model."""
-    saved = loaded.state["manifest"]["shape"]
-    wanted = asdict(shape)
-    different = [f"{k} {saved.get(k)} (now {v})" for k, v in wanted.items() if saved.get(k) != v]
+def check_same(loaded: Loaded, facts: dict[str, Any]) -> None:
+    """Raises UserError when the checkpoint belongs to another model or optimizer than `facts` (shape, optimizer) say."""
+    saved = {**loaded.manifest["shape"], "optimizer": loaded.manifest["optimizer"]}
+    wanted = {**facts["shape"], "optimizer": facts["optimizer"]}
+    different = [name for name in wanted if saved.get(name) != wanted[name]]
     if different:
-        fixes = [f"leave --{k} out: a resumed run keeps its own value" for k in wanted if saved.get(k) != wanted[k] and k != "vocab"]
-        raise UserError(Problem(f"checkpoint {loaded.path} is of another model: {', '.join(different)}", "the same model", fixes))
+        shown = ", ".join(f"{name} {saved.get(name)} (now {wanted[name]})" for name in different)
+        fixes = ["leave --tokenizer, --vocab_size and --data out" if n == "vocab" else f"leave --{n} out" for n in different]
+        what = f"checkpoint {loaded.path} is of another model: {shown}"
+        raise UserError(Problem(what, "the same model: a resumed run keeps its own values", fixes))

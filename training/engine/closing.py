@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from training import heartbeat, rundir
-from training.data import tokenizer
 from training.distributed import World
 from training.engine.checkpoint import Position
 from training.engine.session import Session
@@ -82,5 +81,5 @@ def sample(session: Session) -> str:
     session.raw.eval()
     generator = torch.Generator().manual_seed(session.config.seed)
     with session.autocast:
-        tokens = session.raw.generate([tokenizer.BOS], session.config.sample_tokens, TEMPERATURE, generator)
-    return tokenizer.decode(tokens)
+        tokens = session.raw.generate([session.tokenizer.bos], session.config.sample_tokens, TEMPERATURE, generator)
+    return session.tokenizer.decode(tokens)

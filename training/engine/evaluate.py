@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from training.data.loader import TokenDataset
-from training.data.tokenizer import BOS
-from training.distributed import World
+if TYPE_CHECKING:
+    from training.engine.session import Session
 
 
 @dataclass(frozen=True)
@@ -20,23 +21,28 @@ class Score:
 
 
 @torch.no_grad()
-def evaluate(model: torch.nn.Module, data: TokenDataset, world: World, batch: int, tokens: int, autocast: torch.autocast) -> Score | None:
+def evaluate(session: Session) -> Score | None:
     """The same sequences every time, shared evenly by the ranks; None when there are fewer than one for each.
 
-    `tokens`: at most so many, all ranks. Separators are no bytes and are not predicted. A collective.
+    At most `eval_tokens`, all ranks. Separators are no bytes and are not predicted. A collective.
     """
-    per_rank = min(len(data), max(world.world_size, tokens // data.seq_len)) // world.world_size
+    data, world, batch = session.validation, session.world, session.batch.device_sequences
+    per_rank = min(len(data), max(world.world_size, session.config.eval_tokens // data.seq_len)) // world.world_size
     if per_rank == 0:
         return None
+    lengths = torch.from_numpy(np.asarray(session.tokenizer.byte_lengths(), np.int64)).to(world.device)
     mine = range(world.rank * per_rank, (world.rank + 1) * per_rank)
-    sums = torch.zeros(2, dtype=torch.float64, device=world.device)  # nats, bytes
+    sums = torch.zeros(3, dtype=torch.float64, device=world.device)  # nats, tokens, bytes
+    session.raw.eval()
     for start in range(0, per_rank, batch):
-        inputs, targets = data.batch(list(mine[start : start + batch]))
-        targets = targets.masked_fill(targets == BOS, -1)
-        with autocast:
-            nats = model(inputs.to(world.device), targets.to(world.device), reduction="sum")
-        sums += torch.stack((nats.double(), (targets != -1).sum().to(world.device).double()))
+        inputs, targets = (part.to(world.device) for part in data.batch(mine[start : start + batch]))
+        told = lengths[targets]
+        targets = targets.masked_fill(told == 0, -1)
+        with session.autocast:
+            nats = session.raw(inputs, targets, reduction="sum")
+        sums += torch.stack((nats.double(), (targets != -1).sum().double(), told.sum().double()))
+    session.raw.train()
     if world.world_size > 1:
         dist.all_reduce(sums)
-    loss = float(sums[0] / sums[1])
-    return Score(loss, loss / math.log(2))
+    nats_all, tokens, told_bytes = sums.tolist()
+    return Score(nats_all / tokens, nats_all / math.log(2) / told_bytes)

@@ -1,6 +1,7 @@
 """GPT: pre-norm transformer with rotary positions, RMSNorm without weights, QK-norm, squared ReLU and an untied head.
 
-The family is that of nanochat and modded-nanogpt: model_dim = depth × 64, heads of 128 where the width allows it.
+The family is that of nanochat and modded-nanogpt: model_dim = depth × 64, heads of 128 where the width allows it. What each
+choice is worth stands in docs/model.md.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 WIDTH_PER_LAYER = 64
 HEAD_DIM = 128
@@ -34,6 +36,14 @@ class Shape:
         return max(1, self.width // HEAD_DIM)
 
 
+@dataclass(frozen=True)
+class Frugal:
+    """Memory bought with time; the arithmetic stays the same."""
+
+    blocks: int = 0  # so many blocks keep only their input and are computed again in the backward pass
+    chunks: int = 1  # logits and loss are computed in so many parts, each again in the backward pass
+
+
 def norm(x: Tensor) -> Tensor:
     return F.rms_norm(x, (x.size(-1),))
 
@@ -48,37 +58,48 @@ class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.heads = shape.heads
-        self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=False)
+        # Three matrices, not one: Muon makes each of them orthogonal for itself.
+        self.query = nn.Linear(shape.width, shape.width, bias=False)
+        self.key = nn.Linear(shape.width, shape.width, bias=False)
+        self.value = nn.Linear(shape.width, shape.width, bias=False)
         self.proj = nn.Linear(shape.width, shape.width, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, width = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            part(x).view(batch, length, self.heads, width // self.heads).transpose(1, 2) for part in (self.query, self.key, self.value)
+        )
         q, k = norm(rotate(q, cos, sin)).to(v.dtype), norm(rotate(k, cos, sin)).to(v.dtype)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.proj(out.transpose(1, 2).reshape(batch, length, width))
 
 
 class Block(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, dropout: float) -> None:
         super().__init__()
         self.attention = Attention(shape)
         self.up = nn.Linear(shape.width, 4 * shape.width, bias=False)
         self.down = nn.Linear(4 * shape.width, shape.width, bias=False)
+        self.dropout = dropout
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.attention(norm(x), cos, sin)
-        return x + self.down(F.relu(self.up(norm(x))).square())
+        x = x + self._drop(self.attention(norm(x), cos, sin))
+        return x + self._drop(self.down(F.relu(self.up(norm(x))).square()))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training) if self.dropout else x
 
 
 class GPT(nn.Module):
     """forward(inputs) gives logits; forward(inputs, targets) the mean loss in nats per token."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, frugal: Frugal | None = None, dropout: float = 0.0) -> None:
         super().__init__()
         self.shape = shape
+        self.frugal = frugal or Frugal()
+        self.dropout = dropout
         self.embedding = nn.Embedding(shape.vocab, shape.width)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.depth))
+        self.blocks = nn.ModuleList(Block(shape, dropout) for _ in range(shape.depth))
         self.head = nn.Linear(shape.width, shape.vocab, bias=False)
         self.register_buffer("cos", torch.empty(0), persistent=False)
         self.register_buffer("sin", torch.empty(0), persistent=False)
@@ -92,7 +113,7 @@ class GPT(nn.Module):
         bound = (3 / self.shape.width) ** 0.5
         for block in self.blocks:
             assert isinstance(block, Block)
-            for matrix in (block.attention.qkv, block.up):
+            for matrix in (block.attention.query, block.attention.key, block.attention.value, block.up):
                 nn.init.uniform_(matrix.weight, -bound, bound)
             for matrix in (block.attention.proj, block.down):
                 nn.init.zeros_(matrix.weight)
@@ -106,13 +127,34 @@ class GPT(nn.Module):
         length = inputs.size(1)
         cos, sin = self.cos[:length], self.sin[:length]
         x = norm(self.embedding(inputs))
-        for block in self.blocks:
-            x = block(x, cos, sin)
-        logits = self.head(norm(x)).float()
-        logits = SOFTCAP * torch.tanh(logits / SOFTCAP)
+        again = self.frugal.blocks if torch.is_grad_enabled() else 0
+        for number, block in enumerate(self.blocks):
+            if number < again:
+                x = checkpoint(block, x, cos, sin, use_reentrant=False, preserve_rng_state=self.dropout > 0)
+            else:
+                x = block(x, cos, sin)
+        x = norm(x)
         if targets is None:
-            return logits
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction=reduction)
+            return self.logits(x)
+        nats = self._nats(x.flatten(0, 1), targets.flatten())
+        return nats if reduction == "sum" else nats / (targets != -1).sum()
+
+    def logits(self, x: Tensor) -> Tensor:
+        logits = self.head(x).float()
+        return SOFTCAP * torch.tanh(logits / SOFTCAP)
+
+    def _nats(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Sum of the loss over all positions; x (positions, width). A chunk's logits live only while it is computed."""
+        if self.frugal.chunks == 1:
+            return self._chunk(x, targets)
+        size = -(-len(x) // self.frugal.chunks)
+        pairs = list(zip(x.split(size), targets.split(size), strict=True))
+        if not torch.is_grad_enabled():
+            return torch.stack([self._chunk(*pair) for pair in pairs]).sum()
+        return torch.stack([checkpoint(self._chunk, *pair, use_reentrant=False, preserve_rng_state=False) for pair in pairs]).sum()
+
+    def _chunk(self, x: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self.logits(x), targets, ignore_index=-1, reduction="sum")
 
     @torch.no_grad()
     def generate(self, prompt: list[int], count: int, temperature: float, generator: torch.Generator) -> list[int]:

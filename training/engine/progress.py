@@ -38,14 +38,15 @@ class Progress:
     def __init__(self, session: Session, recorder: Recorder | None, position: Position) -> None:
         self.session, self.recorder = session, recorder
         self._bar: tqdm[Any] | None = None
-        self._start = position.epoch_steps
-        self._left = session.length.total_steps - position.step + position.epoch_steps
+        self._start = position.used // session.batches.step_sequences
+        self._end = self._start + min(session.steps_left(position), session.length.total_steps - position.step)
 
     def __enter__(self) -> Progress:
         if self.recorder:
-            total = min(self.session.length.steps_per_epoch, self._left)
             # disable=None: nothing is written when standard error is no terminal.
-            self._bar = tqdm(total=total, initial=self._start, disable=None, file=sys.stderr, unit="step", leave=False, dynamic_ncols=True)
+            self._bar = tqdm(
+                total=self._end, initial=self._start, disable=None, file=sys.stderr, unit="step", leave=False, dynamic_ncols=True
+            )
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -5,22 +5,24 @@ from __future__ import annotations
 import inspect
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 
-from training import console, rundir
+from training import console, heartbeat, rundir
 from training.config.batch import Batch
 from training.config.schema import Config
 from training.data.length import Length, plan_length
-from training.data.loader import EpochSampler, Pair, TokenDataset, train_loader
+from training.data.loader import Batches, TokenDataset, dataset
 from training.data.prepare import Prepared
-from training.data.tokenizer import PADDED_VOCAB
+from training.data.tokenizer import Tokenizer
+from training.data.tokenizer import of as tokenizer_of
 from training.distributed import World
 from training.engine import checkpoint, optim
-from training.engine.model import GPT, Shape
+from training.engine.model import GPT, Frugal, Shape
+from training.engine.saver import Saver
 
 
 @dataclass
@@ -34,53 +36,62 @@ class Session:
     length: Length
     raw: GPT
     model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
-    loader: DataLoader[Pair]
-    sampler: EpochSampler
+    optimizer: optim.Optimizers
+    batches: Batches
     validation: TokenDataset
+    tokenizer: Tokenizer
     autocast: torch.autocast
     position: checkpoint.Position
-    parameters: int
+    saver: Saver
+    facts: dict[str, Any]  # of every checkpoint: what a resume compares
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.raw.parameters())
+
+    def steps_left(self, position: checkpoint.Position) -> int:
+        """Whole steps until the end of this epoch."""
+        return max(0, len(self.batches.dataset) - position.used) // self.batches.step_sequences
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
         """Gradients are exchanged in the last micro-batch of a step only."""
         ddp = getattr(self.model, "_orig_mod", self.model)
         return nullcontext() if last or not isinstance(ddp, DistributedDataParallel) else ddp.no_sync()
 
-    def save(self, position: checkpoint.Position) -> None:
-        facts = {"shape": asdict(self.raw.shape), "world_size": self.world.world_size, "run": self.run.name}
-        path = checkpoint.save(self.run.checkpoints, position, self.raw, self.optimizer, facts, self.config.keep_checkpoints)
-        self.run.event("checkpoint", step=position.step, path=str(path))
+    def save(self, position: checkpoint.Position, *, required: bool) -> None:
+        """Rank 0 copies the state and lets it be written; with `required` it is on the disk afterwards (OSError). A collective."""
+        self.optimizer.gather()
+        heartbeat.current.beat("checkpoint")
+        if self.world.rank != 0:
+            return
+        state = {"model": self.raw.state_dict(), "optimizer": self.optimizer.state_dict()}
+        self.saver.save(position, state, self.facts, required=required)
 
 
 def begin(plan: dict[str, Any], run: rundir.RunDir, world: World, data: Prepared) -> Session:
     """Build everything on this rank. The same seed on every rank; DDP copies rank 0's weights anyway."""
-    config = Config(**plan["config"])
-    batch = Batch(**plan["batch"])
+    config, batch = Config(**plan["config"]), Batch(**plan["batch"])
     torch.manual_seed(config.seed)
-    shape = Shape(config.depth, PADDED_VOCAB, config.max_seq_len)
-    raw = GPT(shape).to(world.device)
+    shape = Shape(config.depth, data.vocab, config.max_seq_len)
+    frugal = Frugal(plan["activation_checkpointing"]["value"], plan["loss_chunks"]["value"])
+    raw = GPT(shape, frugal, config.dropout).to(world.device)
     optimizer = optim.build(raw, config)
-    position = checkpoint.Position()
+    facts = {"shape": asdict(shape), "optimizer": config.optimizer, "world_size": world.world_size, "data": data.name, "run": run.name}
     loaded = checkpoint.latest(run.checkpoints)
     if loaded:
-        checkpoint.check_shape(loaded, shape)
+        checkpoint.check_same(loaded, facts)
         raw.load_state_dict(loaded.state["model"])
         optimizer.load_state_dict(loaded.state["optimizer"])
-        position = loaded.position
         _tell_resume(loaded, run, world)
-    dataset = TokenDataset(data.train, config.max_seq_len)
-    loader, sampler = train_loader(
-        dataset,
+    batches = Batches(
+        dataset(data, "train", config.max_seq_len),
+        batch,
         rank=world.rank,
-        world_size=world.world_size,
-        batch=batch.device_sequences,
         seed=config.seed,
         workers=config.num_workers,
         persistent=config.persistent_workers,
         pin=world.device.type == "cuda",
     )
-    bf16 = plan["precision"]["value"] == "bf16"
     return Session(
         config=config,
         run=run,
@@ -90,13 +101,25 @@ def begin(plan: dict[str, Any], run: rundir.RunDir, world: World, data: Prepared
         raw=raw,
         model=_wrap(raw, plan, world),
         optimizer=optimizer,
-        loader=loader,
-        sampler=sampler,
-        validation=TokenDataset(data.val, config.max_seq_len),
-        autocast=torch.autocast(world.device.type, torch.bfloat16, enabled=bf16),
-        position=position,
-        parameters=sum(p.numel() for p in raw.parameters()),
+        batches=batches,
+        validation=dataset(data, "val", config.max_seq_len),
+        tokenizer=tokenizer_of(data),
+        autocast=torch.autocast(world.device.type, torch.bfloat16, enabled=plan["precision"]["value"] == "bf16"),
+        position=loaded.position if loaded else checkpoint.Position(),
+        saver=_saver(run, config),
+        facts=facts,
     )
+
+
+def _saver(run: rundir.RunDir, config: Config) -> Saver:
+    def saved(step: int, path: Path) -> None:
+        run.event("checkpoint", step=step, path=str(path))
+
+    def missed(text: str) -> None:
+        console.warning(text)
+        run.event("warning", text=text)
+
+    return Saver(run.checkpoints, config.keep_checkpoints, saved, missed)
 
 
 def _wrap(raw: GPT, plan: dict[str, Any], world: World) -> torch.nn.Module:
@@ -122,11 +145,14 @@ def _no_buffer_broadcast() -> dict[str, Any]:
 def _tell_resume(loaded: checkpoint.Loaded, run: rundir.RunDir, world: World) -> None:
     if world.rank != 0:
         return
-    saved_ranks = loaded.state["manifest"]["world_size"]
+    saved_ranks = loaded.manifest["world_size"]
     for text in loaded.skipped:
         console.warning(f"damaged checkpoint skipped: {text}")
         run.event("warning", text=f"damaged checkpoint skipped: {text}")
     console.info(f"resumed from {loaded.path.name} (epoch {loaded.position.epoch + 1})")
     if saved_ranks != world.world_size:
-        console.warning(f"saved by {saved_ranks} ranks, continued by {world.world_size}: the order of the data changes, not bit-exact")
+        console.warning(
+            f"saved by {saved_ranks} ranks, continued by {world.world_size}: the same samples in the same order, but not bit-exact "
+            "(sums are made in another order)"
+        )
     run.event("resume", step=loaded.position.step, path=str(loaded.path))

@@ -2,7 +2,7 @@
 
 1. synchronise, 2. collect garbage and release cached GPU memory, 3. create the data iterator (its workers), 4. barrier:
 every rank's iterator exists before any rank iterates, 5. only then the progress bar, on rank 0. Between barriers nothing
-that can block: trackers have their own thread, other ranks are silent.
+that can block: trackers and checkpoints have threads of their own, other ranks are silent.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from collections.abc import Iterator
 
 import torch
 
-from training import console, heartbeat
+from training import heartbeat
 from training.data.loader import Pair
+from training.data.order import mix
 from training.distributed import barrier
-from training.engine import optim
+from training.engine import inspection, optim
 from training.engine.checkpoint import Position
 from training.engine.evaluate import Score, evaluate
 from training.engine.progress import Progress, Stopwatch
@@ -28,45 +29,54 @@ from training.errors import Exit
 
 def train(session: Session, recorder: Recorder | None, stop: StopRequest) -> tuple[Position, Exit]:
     """Run until the last step or a wish to stop; returns where training stands, with a checkpoint saved there."""
-    config, length, position = session.config, session.length, session.position
+    config, total, position = session.config, session.length.total_steps, session.position
     exchange, pulse = StepExchange(session.world), heartbeat.current
     watch = Stopwatch(session.batch.total_tokens)
     code = Exit.DONE
 
-    while position.step < length.total_steps and code == Exit.DONE:
+    while position.step < total and code == Exit.DONE:
         batches = begin_epoch(session, position)
         with Progress(session, recorder, position) as progress:
-            while position.step < length.total_steps and position.epoch_steps < length.steps_per_epoch and code == Exit.DONE:
-                pulse.step = position.step + 1
-                rate = optim.set_rate(session.optimizer, optim.multiplier(position.step, length.total_steps, config))
-                loss = forward_backward(session, batches)
+            while position.step < total and session.steps_left(position) and code == Exit.DONE:
+                begun, number = position, position.step + 1
+                pulse.step = number
+                rate = session.optimizer.schedule(position.step, optim.multiplier(position.step, total, config))
+                loss, sequences = forward_backward(session, batches, position)
                 pulse.beat("reduce")
-                exchange.start(loss, stop.code)
+                checksum = inspection.checksum(session.raw) if inspected(config.inspect_every, number) else None
+                exchange.start(number, sequences, loss, checksum, stop.code)
                 norm = clip(session)
                 pulse.beat("optimizer")
                 session.optimizer.step()
-                session.optimizer.zero_grad(set_to_none=True)
-                report = exchange.finish(position.step + 1)
+                session.optimizer.zero_grad()
+                report = exchange.finish()
 
                 pulse.beat("record")
-                position = Position(position.step + 1, position.epoch, position.epoch_steps + 1)
+                inspection.look(session, report, begun, float(norm))
+                position = Position(number, begun.epoch, begun.used + session.batches.step_sequences)
                 progress.step(position, report.loss, rate, float(norm), watch.lap())
                 code = Exit(report.stop)
-                done = position.step == length.total_steps
-                if done or code != Exit.DONE or due(config.save_every, position):
-                    save(session, position, required=done or code != Exit.DONE)
+                done = number == total
+                if done or code != Exit.DONE or due(config.save_every, number):
+                    pulse.beat("gather state")
+                    session.save(position, required=done or code != Exit.DONE)
                     watch.restart()
-                if code == Exit.DONE and config.eval_every and (done or due(config.eval_every, position)):
+                if code == Exit.DONE and config.eval_every and (done or due(config.eval_every, number)):
                     progress.evaluation(position, validate(session))
                     watch.restart()
-        if position.epoch_steps >= length.steps_per_epoch:
+        if not session.steps_left(position):
             position = Position(position.step, position.epoch + 1, 0)
     return position, code
 
 
-def due(every: int, position: Position) -> bool:
+def due(every: int, step: int) -> bool:
     """Is this step one of every so many? 0 is never."""
-    return every > 0 and position.step % every == 0
+    return every > 0 and step % every == 0
+
+
+def inspected(every: int, step: int) -> bool:
+    """The first step too: DDP's copy of the weights is proven before anything is learnt."""
+    return due(every, step) or (every > 0 and step == 1)
 
 
 def begin_epoch(session: Session, position: Position) -> Iterator[Pair]:
@@ -80,20 +90,23 @@ def begin_epoch(session: Session, position: Position) -> Iterator[Pair]:
     if session.world.device.type == "cuda":
         torch.cuda.empty_cache()
     pulse.beat(f"epoch {number}: creating data iterator")
-    used = position.epoch_steps * session.batch.accumulation * session.batch.device_sequences
-    session.sampler.set_epoch(position.epoch, used)
-    batches = iter(session.loader)
+    inspection.prove_shards(session, position)
+    batches = session.batches.epoch(position.epoch, position.used)
     barrier("before iteration", session.config.hang_timeout)
     return batches
 
 
-def forward_backward(session: Session, batches: Iterator[Pair]) -> torch.Tensor:
-    """The micro-batches of one optimizer step; returns this rank's mean loss."""
+def forward_backward(session: Session, batches: Iterator[Pair], position: Position) -> tuple[torch.Tensor, int]:
+    """The micro-batches of one optimizer step; returns this rank's mean loss and number of sequences."""
     pulse, device, steps = heartbeat.current, session.world.device, session.batch.accumulation
-    total = torch.zeros((), device=device)
+    if session.config.dropout:
+        # From (seed, step, rank) alone: a resumed run drops the same, and ranks drop differently.
+        torch.manual_seed(mix(mix(session.config.seed + position.step) + session.world.rank))
+    total, sequences = torch.zeros((), device=device), 0
     for micro in range(steps):
         pulse.beat("fetch")
         inputs, targets = next(batches)
+        sequences += len(inputs)
         inputs, targets = inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
         with session.accumulate(last=micro == steps - 1):
             pulse.beat("forward")
@@ -102,7 +115,7 @@ def forward_backward(session: Session, batches: Iterator[Pair]) -> torch.Tensor:
             pulse.beat("backward")
             (loss / steps).backward()
         total += loss.detach() / steps
-    return total
+    return total, sequences
 
 
 def clip(session: Session) -> torch.Tensor:
@@ -115,23 +128,4 @@ def validate(session: Session) -> tuple[Score | None, float]:
     """(score, seconds); every rank takes part."""
     heartbeat.current.beat("evaluation")
     started = time.perf_counter()
-    session.raw.eval()
-    size, tokens = session.batch.device_sequences, session.config.eval_tokens
-    score = evaluate(session.raw, session.validation, session.world, size, tokens, session.autocast)
-    session.raw.train()
-    return score, time.perf_counter() - started
-
-
-def save(session: Session, position: Position, *, required: bool) -> None:
-    """Rank 0 saves. A full disk does not end the training, the next save may succeed; the last one has to (OSError)."""
-    heartbeat.current.beat("checkpoint")
-    if session.world.rank != 0:
-        return
-    try:
-        session.save(position)
-    except OSError as error:
-        if required:
-            raise
-        text = f"checkpoint of step {position.step} was not saved: {error}"
-        console.warning(text)
-        session.run.event("warning", text=text)
+    return evaluate(session), time.perf_counter() - started

@@ -182,6 +182,7 @@ def waiting(phase: str) -> bool:
         "reduce",
         "optimizer",
         "evaluation",
+        "gather state",
         "waiting for data",
         "meeting the other ranks",
     )

@@ -20,7 +20,13 @@ from training.summary import next_command
 SHOWN_LINES = 10
 UNDERLINE = re.compile(r"[\s^~]+")  # Python 3.11 marks the column below each line of a traceback
 # Structured evidence only: the exception that the failing rank itself reported.
-CAUSE_BY_TYPE = {"NotFinite": "nan_loss", "OutOfMemoryError": "gpu_oom", "BarrierError": "hang", "MemoryError": "host_oom_killed"}
+CAUSE_BY_TYPE = {
+    "NotFinite": "nan_loss",
+    "ParametersDiffer": "ddp_params_mismatch",
+    "OutOfMemoryError": "gpu_oom",
+    "BarrierError": "hang",
+    "MemoryError": "host_oom_killed",
+}
 # A failure of the machine may pass; an exception in the code comes back.
 RETRYABLE_SIGNALS = {signal.SIGKILL, signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
 
@@ -61,8 +67,9 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
     own = next((e for e in errors if e["rank"] == rank), None)
     if rank is None and first is not None and outcome.hang_s is None:  # torchrun tells only that something failed
         rank, own = first["rank"], first
+    said_by = rank
     rank = own["guilty_rank"] if own else rank
-    log = run.rank_log(rank) if rank is not None and run.rank_log(rank).exists() else run.ranks / "torchrun.log"
+    log = next((f for r in (rank, said_by) if r is not None and (f := run.rank_log(r)).exists()), run.ranks / "torchrun.log")
     where = own["where"] if own else None
     if outcome.killed or stopped_early(outcome):
         cause = "interrupted" if outcome.asked == Exit.INTERRUPTED else "preempted"

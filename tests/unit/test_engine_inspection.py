@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from training.config.schema import Config
+from training.distributed import World
+from training.engine import inspection
+from training.engine.checkpoint import Position
+from training.engine.model import GPT, Shape
+from training.engine.steps import NO_CHECKSUM, Share, StepExchange, StepReport, StopRequest
+from training.errors import Exit
+
+WORLD = World(0, 0, 1, torch.device("cpu"), "none", "-")
+BEGUN = Position(6, 1, 48)
+
+
+def gpt() -> GPT:
+    torch.manual_seed(0)
+    return GPT(Shape(1, 64, 8))
+
+
+def session(**more: object) -> Any:
+    batches = SimpleNamespace(indices=lambda epoch, used, rank: np.arange(4) + 10 * rank + used)
+    return SimpleNamespace(raw=gpt(), world=WORLD, batches=batches, config=Config(**more))  # type: ignore[arg-type]
+
+
+def look(*shares: Share, norm: float = 1.0, stop: int = 0) -> None:
+    inspection.look(session(), StepReport(list(shares), stop), BEGUN, norm)
+
+
+GOOD = Share(7, 4, 2.5, NO_CHECKSUM)
+
+
+def test_a_good_step_passes() -> None:
+    look(GOOD, GOOD)
+    look(Share(7, 4, 2.5, 5.0), Share(7, 4, 2.4, 5.0))
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind", "said"),
+    [
+        (
+            Share(7, 4, float("nan"), NO_CHECKSUM),
+            inspection.NotFinite,
+            "loss is nan on rank 1 at step 7 (epoch 2, sequences 58, 59, 60, 61)",
+        ),
+        (Share(7, 4, float("inf"), NO_CHECKSUM), inspection.NotFinite, "loss is inf on rank 1 at step 7"),
+        (Share(7, 0, float("nan"), NO_CHECKSUM), inspection.EmptyBatch, "rank 1 had an empty batch at step 7"),
+        (Share(8, 4, 2.5, NO_CHECKSUM), inspection.InspectionError, "rank 1 is at step 8, this rank at 7"),
+    ],
+)
+def test_a_bad_share_is_named(bad: Share, kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind) as caught:
+        look(GOOD, bad)
+    assert said in str(caught.value) and caught.value.rank == 1  # type: ignore[attr-defined]
+
+
+def test_a_gradient_that_is_not_finite_is_nobodys_loss() -> None:
+    with pytest.raises(inspection.NotFinite, match="gradient norm is inf at step 7") as caught:
+        look(GOOD, norm=float("inf"))
+    assert caught.value.rank is None
+
+
+def test_the_rank_against_the_majority_is_named() -> None:
+    with pytest.raises(inspection.ParametersDiffer, match="parameters differ at step 7: rank 2;") as caught:
+        look(*(Share(7, 4, 2.5, c) for c in (5.0, 5.0, 6.0)))
+    assert caught.value.rank == 2
+
+
+def test_among_two_ranks_nobody_is_blamed() -> None:
+    with pytest.raises(inspection.ParametersDiffer, match="ranks 0, 1 among each other") as caught:
+        look(Share(7, 4, 2.5, 5.0), Share(7, 4, 2.5, 6.0))
+    assert caught.value.rank is None
+
+
+def test_checksum_sees_every_bit_and_the_order_of_parameters() -> None:
+    model, other = gpt(), gpt()
+    assert inspection.checksum(model) == inspection.checksum(other)
+    with torch.no_grad():
+        bits = other.head.weight.view(torch.int32)
+        bits[3, 5] ^= 1
+        assert inspection.checksum(model) != inspection.checksum(other)
+        bits[3, 5] ^= 1
+        assert inspection.checksum(model) == inspection.checksum(other)
+        query, key = other.blocks[0].attention.query.weight, other.blocks[0].attention.key.weight
+        kept = query.clone()
+        query.copy_(key)
+        key.copy_(kept)
+    assert inspection.checksum(model) != inspection.checksum(other)
+    value = inspection.checksum(model).item()
+    assert value == int(value) and 0 <= value < 1 << inspection.BITS, "exact in the reduction's float64"
+
+
+def test_exchange_of_a_single_rank() -> None:
+    exchange = StepExchange(WORLD)
+    exchange.start(3, 8, torch.tensor(1.5), None, 0)
+    report = exchange.finish()
+    assert report == StepReport([Share(3, 8, 1.5, NO_CHECKSUM)], 0) and report.loss == 1.5
+    exchange.start(4, 8, torch.tensor(float("nan")), torch.tensor(float(1 << 47), dtype=torch.float64), Exit.PREEMPTED)
+    report = exchange.finish()
+    assert report.stop == Exit.PREEMPTED and report.shares[0].checksum == 1 << 47 and report.shares[0].step == 4
+
+
+def test_interruption_wins_over_preemption() -> None:
+    exchange = StepExchange(WORLD)
+    exchange.start(1, 1, torch.tensor(1.0), None, Exit.INTERRUPTED)
+    exchange._values[-2] = 1.0  # what another rank added
+    assert exchange.finish().stop == Exit.INTERRUPTED
+    assert StopRequest().code == Exit.DONE

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import wait_until
+from training.engine import checkpoint
+from training.engine.checkpoint import Position
+from training.engine.saver import Saver
+
+FACTS = {"shape": {"depth": 1}, "optimizer": "muon"}
+
+
+class Log:
+    def __init__(self) -> None:
+        self.saved: list[int] = []
+        self.missed: list[str] = []
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+@pytest.fixture
+def saver(tmp_path: Path, log: Log) -> Saver:
+    return Saver(tmp_path, 2, lambda step, path: log.saved.append(step), log.missed.append)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Writing waits for this event."""
+    opened, real = threading.Event(), checkpoint.save
+
+    def slow(*args: object) -> Path:
+        assert opened.wait(30)
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checkpoint, "save", slow)
+    return opened
+
+
+def test_later_changes_do_not_reach_a_save_that_is_under_way(tmp_path: Path, saver: Saver, gate: threading.Event) -> None:
+    state = {
+        "model": {"w": torch.zeros(1000)},
+        "optimizer": [{"state": {0: {"m": torch.ones(3)}}, "param_groups": [{"betas": (0.9, 0.95)}]}],
+    }
+    with saver:
+        saver.save(Position(1, 0, 8), state, FACTS, required=False)
+        state["model"]["w"].fill_(7.0)
+        gate.set()
+    loaded = checkpoint.latest(tmp_path)
+    assert loaded and loaded.position == Position(1, 0, 8)
+    assert torch.equal(loaded.state["model"]["w"], torch.zeros(1000))
+    assert loaded.state["optimizer"][0]["param_groups"][0]["betas"] == (0.9, 0.95)
+
+
+def test_the_step_path_does_not_wait_for_the_disk_but_a_second_save_does(saver: Saver, log: Log, gate: threading.Event) -> None:
+    with saver:
+        saver.save(Position(1), {"w": torch.zeros(3)}, FACTS, required=False)  # returns, though nothing is written
+        assert log.saved == []
+        second = threading.Thread(target=saver.save, args=(Position(2), {"w": torch.ones(3)}, FACTS), kwargs={"required": False})
+        second.start()
+        second.join(0.2)
+        assert second.is_alive(), "at most one copy lives"
+        gate.set()
+        second.join(30)
+        assert 1 in log.saved
+    assert log.saved == [1, 2]
+
+
+def test_required_means_on_the_disk(tmp_path: Path, saver: Saver) -> None:
+    with saver:
+        saver.save(Position(4), {"w": torch.zeros(3)}, FACTS, required=True)
+        assert (tmp_path / "step_00000004/manifest.json").exists()
+
+
+def test_full_disk_is_told_and_the_next_save_succeeds(tmp_path: Path, saver: Saver, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = checkpoint.save
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with saver:
+        monkeypatch.setattr(checkpoint, "save", full)
+        saver.save(Position(1), {"w": torch.zeros(3)}, FACTS, required=False)
+        wait_until(lambda: log.missed, 30)
+        assert "step 1 was not saved" in log.missed[0] and "No space" in log.missed[0]
+        with pytest.raises(OSError, match="No space"):
+            saver.save(Position(2), {"w": torch.zeros(3)}, FACTS, required=True)
+        monkeypatch.setattr(checkpoint, "save", real)
+        saver.save(Position(3), {"w": torch.zeros(3)}, FACTS, required=True)
+    assert log.saved == [3]
+
+
+def test_any_other_error_ends_the_training(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise ValueError("a mistake in the code")
+
+    monkeypatch.setattr(checkpoint, "save", broken)
+    with pytest.raises(ValueError, match="a mistake"), saver:
+        saver.save(Position(1), {"w": torch.zeros(3)}, FACTS, required=False)
+
+
+def test_a_failing_training_still_finishes_the_save_under_way(tmp_path: Path, saver: Saver) -> None:
+    with pytest.raises(RuntimeError, match="training"), saver:
+        saver.save(Position(1), {"w": torch.zeros(1 << 20)}, FACTS, required=False)
+        raise RuntimeError("training failed")
+    assert (tmp_path / "step_00000001").is_dir()
+
+
+def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path, saver: Saver) -> None:
+    (tmp_path / f"{checkpoint.TEMPORARY}abc").mkdir()
+    with saver:
+        assert not list(tmp_path.iterdir())
+
+
+def test_memory_of_the_copy_is_used_again(saver: Saver) -> None:
+    state = {"w": torch.zeros(1000)}
+    with saver:
+        saver.save(Position(1), state, FACTS, required=True)
+        first = saver._copy["w"].data_ptr()
+        saver.save(Position(2), state, FACTS, required=True)
+        assert saver._copy["w"].data_ptr() == first

@@ -1,0 +1,152 @@
+"""Are all ranks really training, on different data, with the same weights? (`--debug_ddp` shows every rank's answers.)
+
+At the start of each epoch the ranks' shards are proven disjoint and complete; in each step every rank's share is looked at;
+every `inspect_every` steps the parameters are proven equal. It rides on the reduction of the loss: no further collective.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from training import console
+from training.data.order import digest
+from training.distributed import exchange_texts
+from training.engine.steps import NO_CHECKSUM, StepReport
+
+if TYPE_CHECKING:
+    from training.engine.checkpoint import Position
+    from training.engine.session import Session
+
+PROVEN_SEQUENCES = 1 << 18  # of an epoch, at most: some ten milliseconds
+SHOWN_INDICES = 8
+BITS = 48  # exact in a float64
+
+
+class InspectionError(RuntimeError):
+    """Ranks do not do what they should. All ranks raise it; `rank` is the guilty one."""
+
+    def __init__(self, text: str, rank: int | None) -> None:
+        super().__init__(text)
+        self.rank = rank
+
+
+class NotFinite(InspectionError):
+    """A loss became NaN or infinite."""
+
+
+class EmptyBatch(InspectionError):
+    """A rank had nothing to train on."""
+
+
+class ShardsOverlap(InspectionError):
+    """Ranks would train on the same data, or leave some out."""
+
+
+class ParametersDiffer(InspectionError):
+    """The ranks' weights are no longer the same."""
+
+
+@torch.no_grad()
+def checksums(model: nn.Module) -> torch.Tensor:
+    """One whole number below 2^48 for each parameter, as float64, from its bits alone; equal weights give equal numbers."""
+    numbers = [(p.view(torch.int32).sum(dtype=torch.int64) * (2 * i + 1)) % (1 << BITS) for i, p in enumerate(model.parameters())]
+    return torch.stack(numbers)
+
+
+def checksum(model: nn.Module) -> torch.Tensor:
+    return (checksums(model).sum() % (1 << BITS)).double()
+
+
+def prove_shards(session: Session, position: Position) -> None:
+    """Every rank says which sequences it will take; rank 0 compares with the whole. Raises ShardsOverlap on rank 0."""
+    world, batches = session.world, session.batches
+    steps = min(session.steps_left(position), max(1, PROVEN_SEQUENCES // batches.step_sequences))
+    own = batches.indices(position.epoch, position.used, steps=steps)
+    report = {
+        "rank": world.rank,
+        "world_size": world.world_size,
+        "dataset_sequences": len(batches.dataset),
+        "batches": session.steps_left(position) * session.batch.accumulation,
+        "first_sequences": own[:SHOWN_INDICES].tolist(),
+        "count": len(own),
+        "digest": digest(own),
+    }
+    texts = exchange_texts(f"shards/{position.epoch}/{position.used}", json.dumps(report))
+    if world.rank != 0:
+        return
+    reports = [json.loads(text) for text in texts]
+    whole = batches.order(position.epoch).indices(position.used, position.used + steps * batches.step_sequences)
+    wrong = [r["rank"] for r in reports if r["count"] * world.world_size != len(whole) or r["dataset_sequences"] != len(batches.dataset)]
+    total = sum(r["digest"] for r in reports) % (1 << 64)
+    if wrong or total != digest(whole):
+        first = wrong[0] if wrong else _first_wrong(session, position, steps, reports)
+        text = f"the ranks' shards of epoch {position.epoch + 1} are not disjoint and complete: see rank {first}; all: {reports}"
+        raise ShardsOverlap(text, first)
+    session.run.event("shards", epoch=position.epoch + 1, proven_sequences=len(whole), ranks=reports)
+    if position.epoch == 0 or session.config.debug_ddp:
+        console.info(
+            f"data of epoch {position.epoch + 1}: {len(batches.dataset)} sequences, {session.steps_left(position)} steps; the shards of "
+            f"{world.world_size} rank{'s are' if world.world_size > 1 else ' is'} disjoint and complete ({len(whole)} sequences checked)"
+        )
+    if session.config.debug_ddp:
+        for r in reports:
+            console.info(
+                f"rank {r['rank']} of {r['world_size']}: dataset {r['dataset_sequences']} sequences, {r['batches']} batches an epoch, "
+                f"first sequences {r['first_sequences']}"
+            )
+
+
+def _first_wrong(session: Session, position: Position, steps: int, reports: list[dict[str, int]]) -> int | None:
+    """The first rank whose digest is not that of the sequences it should take."""
+    for r in reports:
+        if r["digest"] != digest(session.batches.indices(position.epoch, position.used, r["rank"], steps)):
+            return r["rank"]
+    return None
+
+
+def look(session: Session, report: StepReport, position: Position, norm: float) -> None:
+    """Look at a finished step; `position` is where it began. Raises an InspectionError on all ranks."""
+    step = position.step + 1
+    for rank, share in enumerate(report.shares):
+        if share.step != step:
+            raise InspectionError(f"rank {rank} is at step {share.step}, this rank at {step}", rank)
+        if share.sequences <= 0:
+            raise EmptyBatch(f"rank {rank} had an empty batch at step {step} ({_samples(session, position, rank)})", rank)
+        if not math.isfinite(share.loss):
+            raise NotFinite(f"loss is {share.loss} on rank {rank} at step {step} ({_samples(session, position, rank)})", rank)
+    if not math.isfinite(norm):
+        raise NotFinite(f"the gradient norm is {norm} at step {step}, while every rank's loss is finite", None)
+    if report.shares[0].checksum != NO_CHECKSUM:
+        _compare(session, report, step)
+        if session.config.debug_ddp and session.world.rank == 0:
+            shown = "; ".join(f"rank {r}: {s.sequences} sequences, loss {s.loss:.4f}" for r, s in enumerate(report.shares))
+            console.info(f"step {step}: all ranks train: {shown}; parameters equal ({int(report.shares[0].checksum):012x})")
+
+
+def _samples(session: Session, position: Position, rank: int) -> str:
+    """Which sequences that rank had; every rank can tell, since the order is arithmetic."""
+    indices = [int(i) for i in session.batches.indices(position.epoch, position.used, rank)]
+    more = f", … {len(indices)} in all" if len(indices) > 2 * SHOWN_INDICES else ""
+    return f"epoch {position.epoch + 1}, sequences {', '.join(map(str, indices[: 2 * SHOWN_INDICES]))}{more}"
+
+
+def _compare(session: Session, report: StepReport, step: int) -> None:
+    """Raises ParametersDiffer, with the first parameter that differs."""
+    seen = [share.checksum for share in report.shares]
+    common, votes = Counter(seen).most_common(1)[0]
+    if votes == len(seen):
+        return
+    texts = exchange_texts(f"parameters/{step}", json.dumps(checksums(session.raw).tolist()), everybody=True)
+    columns = zip(*(json.loads(text) for text in texts), strict=True)
+    names = [name for (name, _), column in zip(session.raw.named_parameters(), columns, strict=True) if len(set(column)) > 1]
+    # Among two ranks nobody has the majority: both are named.
+    guilty = [r for r, value in enumerate(seen) if value != common] if votes > len(seen) / 2 else list(range(len(seen)))
+    who = f"rank {', '.join(map(str, guilty))}" if len(guilty) < len(seen) else f"ranks {', '.join(map(str, guilty))} among each other"
+    text = f"parameters differ at step {step}: {who}; {len(names)} of them, first {names[0] if names else '(equal again by now)'}"
+    raise ParametersDiffer(text, guilty[0] if len(guilty) < len(seen) else None)
