@@ -1,0 +1,75 @@
+"""python -m training.scaling [CONFIG] [--ranks=1,2] [--steps=40] [--rounds=3] [--json] [--key=value …]
+
+Trains with 1, 2, … ranks on this machine, the same work per rank (weak scaling), and compares tokens per second with the
+expected band; says what limits it. Each run is one of ./launch_train.sh, in a temporary folder. A minute or two.
+
+  CONFIG          default: configs/dual_gpu/quickstart.py
+  --ranks=1,2     numbers of ranks (default: 1,2, with 4 and 8 where so many GPUs are visible)
+  --steps=40      steps that are measured in each run, after 5 that are not counted
+  --rounds=3      interleaved rounds; medians are shown
+  --json          the figures as JSON on standard output
+  --key=value     any field of the configuration, see ./launch_train.sh --help
+
+Exit code: 0 measured, whatever the verdict; 2 wrong command line or configuration; 3 a resource is missing; 4, 5 a run
+failed (its card is shown, its folder kept); 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from types import FrameType
+
+from training import console
+from training.errors import Exit, UserError
+from training.scaling import judge, measure, options, render
+from training.scaling.experiment import Experiment, prepare
+
+
+class Stopped(BaseException):
+    """A wish to stop: no exception of ours may swallow it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.code = int(Exit.INTERRUPTED) if number == signal.SIGINT else 128 + number
+
+
+def main(argv: list[str]) -> int:
+    """Returns the exit code."""
+    for number in measure.STOP_SIGNALS:
+        signal.signal(number, _stop)
+    try:
+        chosen = options.parse(argv)
+        if chosen.help:
+            print(__doc__)
+            return int(Exit.DONE)
+        return _measure(prepare(chosen, os.environ), chosen.json)
+    except UserError as error:
+        console.report(error, closing="nothing was measured")
+        return int(error.code)
+    except measure.Failed as failed:
+        console.error(str(failed))
+        return failed.code
+    except Stopped as stopped:
+        console.warning(f"{stopped}: stopped, nothing is left behind")
+        return stopped.code
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise Stopped(number)
+
+
+def _measure(experiment: Experiment, as_json: bool) -> int:
+    for line in render.introduction(experiment):
+        console.info(line)
+    others = measure.OtherWork()
+    rounds, parameters = measure.all_rounds(experiment)
+    report = judge.judge(rounds, experiment, parameters, others.cores())
+    print(json.dumps(render.record(report), indent=1, ensure_ascii=False) if as_json else render.text(report))
+    return int(Exit.DONE)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

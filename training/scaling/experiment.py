@@ -1,0 +1,187 @@
+"""What is measured: the same work per rank for each number of ranks, everything that the plan decides held fixed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training import plan as planner
+from training.config import batch, files, flags, resolve
+from training.config.schema import FIELDS, Config, kind
+from training.errors import Exit, Problem, UserError
+from training.host import gpus, variables
+from training.request import QUICKSTART, ROOT
+from training.scaling.options import COMMAND, Options
+
+SCRIPT = "launch_train.sh"
+WARM_UP_STEPS = 5  # at the start of each run, not counted
+THREADS = "OMP_NUM_THREADS"
+# Flags that the measurement needs as they are here; the user's own are refused, not silently changed.
+FIXED: dict[str, str] = {
+    "num_iterations": "",
+    "num_epochs": "0",
+    "eval_every": "0",
+    "sample_tokens": "0",
+    "save_every": "0",
+    "keep_checkpoints": "1",
+    "tensorboard": "false",
+    "use_dummy_wandb": "true",
+    "resume": "",
+    "run_name": "",
+    "out_dir": "",
+    "log_dir": "",
+}
+# What the plan would decide for each number of ranks anew (by free memory, by the GPUs that are there).
+PINNED = ("device", "precision", "compile", "device_batch_size", "activation_checkpointing", "loss_chunks")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A checked measurement. `args`: config and flags of every run, without the batch of all ranks and what `FIXED` names."""
+
+    config: str
+    args: tuple[str, ...]
+    ranks: tuple[int, ...]  # ascending, 1 first
+    steps: int  # measured, per run
+    rounds: int
+    device: str  # cuda or cpu
+    device_reason: str
+    precision: str
+    sequences: int  # per rank and micro-batch
+    seq_len: int
+    accumulation: int  # micro-batches per optimizer step
+    gpus: tuple[str, ...] = ()  # of the ranks, as CUDA_VISIBLE_DEVICES takes them
+    threads: int = 1  # per rank, on the CPU
+    cores: int = 1
+
+    @property
+    def tokens_per_rank(self) -> int:
+        """Tokens of one rank and optimizer step."""
+        return self.sequences * self.seq_len * self.accumulation
+
+    def share_cores(self, ranks: int) -> bool:
+        return self.device == "cpu" and ranks * self.threads > self.cores
+
+    def command(self, ranks: int, folder: Path, name: str, more_steps: int = 0) -> list[str]:
+        """The run of so many ranks, below `folder`."""
+        own = {"num_iterations": self.steps + WARM_UP_STEPS + more_steps, "run_name": name, "out_dir": folder, "log_dir": folder / "logs"}
+        values = {**FIXED, **own, "total_batch_size": self.tokens_per_rank * ranks}
+        return [str(ROOT / SCRIPT), str(ranks), *self.args, *(f"--{k}={v}" for k, v in values.items())]
+
+
+def prepare(options: Options, environ: Mapping[str, str]) -> Experiment:
+    """Check everything by a plan for the largest number of ranks. Raises UserError with all problems, ours and the launcher's."""
+    problems = list(options.problems)
+    line = flags.parse(options.rest)
+    args = list(options.rest)
+    for name, (_, typed) in line.flags.items():
+        if name in FIXED:
+            fixes = [f"--steps={options.steps}"] if name == "num_iterations" else []
+            problems.append(Problem(f"{typed} can not be chosen here: the measurement sets it", "left out", fixes))
+            args = without(args, name)
+    given = [line.flags["config"][0]] if "config" in line.flags else line.positional[:1]
+    if not given:
+        args.insert(0, str(ROOT / QUICKSTART))
+    config = given[0] if given else QUICKSTART
+    if "dry_run" in line.flags:
+        problems.append(
+            Problem("--dry_run: a measurement has no plan to show", "left out", [f"./{SCRIPT} 2 {shlex.quote(config)} --dry_run"])
+        )
+        args = without(args, "dry_run")
+    values, _ = files.load(Path(os.path.expanduser(given[0] if given else str(ROOT / QUICKSTART))))  # noqa: PTH111 – as in training.request
+    resolved = resolve.resolve(line, values, environ)
+    ranks = options.ranks or default_ranks(resolved.config.device, environ)
+    # As variables, so that the commands which the plan suggests hold only what the user typed.
+    fixed = FIXED | {"num_iterations": "1", "out_dir": tempfile.gettempdir(), "run_name": f"scaling-{os.getpid()}"}
+    surroundings = {k: v for k, v in {**environ, **{resolve.PREFIX + n.upper(): v for n, v in fixed.items()}}.items() if v}
+    typed_total = line.flags.get("total_batch_size", ("", ""))[0]
+    if not any(p.what.startswith("total_batch_size ") for p in resolved.problems):
+        total = weak_total(resolved.config, max(ranks))
+        if total:
+            args = without(args, "total_batch_size")
+            surroundings["DUET_TOTAL_BATCH_SIZE"] = str(total)
+    try:
+        _, plan, _ = planner.make(SCRIPT, [str(max(ranks)), *args], surroundings)
+    except UserError as error:
+        found = [_translated(p, max(ranks), f" --total_batch_size={typed_total}" if typed_total else "") for p in error.problems]
+        raise UserError([*problems, *found], Exit.CONFIG if problems else error.code) from None
+    if problems:
+        raise UserError(problems)
+    return _experiment(options, plan, config, args, ranks, environ)
+
+
+def _experiment(
+    options: Options, plan: dict[str, Any], config: str, args: list[str], ranks: tuple[int, ...], environ: Mapping[str, str]
+) -> Experiment:
+    args = without(args, "total_batch_size")
+    for name in PINNED:
+        if isinstance(plan.get(name), dict):
+            value = plan[name]["value"]
+            args = [*without(args, name), f"--{name}={int(value) if isinstance(value, bool) else value}"]
+    own_threads = environ.get(THREADS, "")
+    return Experiment(
+        config=config,
+        args=tuple(args),
+        ranks=ranks,
+        steps=options.steps,
+        rounds=options.rounds,
+        device=plan["device"]["value"],
+        device_reason=plan["device"]["reason"],
+        precision=plan["precision"]["value"],
+        sequences=plan["batch"]["device_sequences"],
+        seq_len=plan["batch"]["seq_len"],
+        accumulation=plan["batch"]["accumulation"],
+        gpus=tuple(g["uuid"] if g["uuid"].startswith("GPU-") else str(g["index"]) for g in plan["gpus"]),
+        threads=int(own_threads) if own_threads.isdecimal() and int(own_threads) else 1,
+        cores=variables.cpu_count(),
+    )
+
+
+def default_ranks(device: str, environ: Mapping[str, str]) -> tuple[int, ...]:
+    visible = len(gpus.look(environ).gpus) if device != "cpu" else 0
+    return (1, 2, *(n for n in (4, 8) if n <= visible))
+
+
+def weak_total(config: Config, ranks: int) -> int | None:
+    """Tokens per step for `ranks`, with the accumulation that the config's own total gives for as many of them as it divides
+    by (1 when for none). None when device_batch_size is auto: the plan decides both."""
+    if isinstance(config.device_batch_size, str):
+        return None
+    size, seq = config.device_batch_size, config.max_seq_len
+    own = (batch.split(size, seq, n, config.total_batch_size) for n in range(ranks, 0, -1))
+    accumulation = next((found.accumulation for found in own if found), 1)
+    return int(size * seq * ranks * accumulation)
+
+
+def without(args: list[str], name: str) -> list[str]:
+    """The arguments without this flag and its value, however it was typed."""
+    kept, skip = [], False
+    switch = name not in FIELDS or kind(name) == "bool"
+    for i, arg in enumerate(args):
+        typed, equals, _ = arg.partition("=")
+        if skip:
+            skip = False
+        elif typed.startswith("--") and typed[2:].replace("-", "_") in (name, f"no_{name}"):
+            after = args[i + 1] if i + 1 < len(args) else "--"
+            takes = after.lower() in flags.WORDS and not after.isdigit() if switch else not after.startswith("--")
+            skip = takes and not equals
+        else:
+            kept.append(arg)
+    return kept
+
+
+def _translated(problem: Problem, ranks: int, total: str) -> Problem:
+    """The launcher's problem with commands of ours: `./launch_train.sh 2 …` is `python -m training.scaling --ranks=2 …`."""
+
+    def ours(match: re.Match[str]) -> str:
+        number = int(match[1])
+        own = "" if number == ranks else f" --ranks={number}"
+        return f"{COMMAND}{own}{match[2]}{'' if '--total_batch_size=' in match[2] else total}"
+
+    return Problem(problem.what, problem.allowed, [re.sub(r"^\./launch_train\.sh (\d+)(.*)$", ours, fix) for fix in problem.fixes])

@@ -1,0 +1,113 @@
+"""What the figures mean: speed-up, efficiency, the expected band, and what limits it. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from training.scaling.experiment import Experiment
+from training.scaling.measure import Kind, Round
+
+# Speed-up that data-parallel training is expected to reach, by number of ranks.
+BANDS = {2: (1.8, 1.9), 4: (3.5, 3.8), 8: (7.0, 7.5)}
+REFERENCE, BELOW, WITHIN, BETTER, NO_BAND = "reference", "below", "in_band", "better", "no_band"
+GRADIENT_BYTES = 4  # of each parameter: weights and gradients are fp32
+NOISY = 0.05  # rounds that differ by more, as a share of the median
+BUSY = 0.1  # share of the cores that other work may take
+
+
+@dataclass(frozen=True)
+class Result:
+    """One number of ranks. Times in ms per optimizer step; medians of the rounds."""
+
+    ranks: int
+    step_ms: float
+    tokens_per_s: float  # all ranks
+    speed_up: float  # against one rank
+    speed_up_range: tuple[float, float]  # of the rounds
+    band: tuple[float, float] | None
+    verdict: str
+    share_cores: bool
+    apart_ms: float | None = None  # so many runs of one rank at the same time, without communication
+    machine_ms: float | None = None  # what those lose against one alone
+    exchange_ms: float | None = None  # what the ranks lose beyond that
+    gigabytes_per_s: float | None = None  # of gradients, at least: the exchange was done within a step
+
+    @property
+    def efficiency(self) -> float:
+        return self.speed_up / self.ranks
+
+    @property
+    def noisy(self) -> bool:
+        low, high = self.speed_up_range
+        return high - low > NOISY * self.speed_up
+
+
+@dataclass(frozen=True)
+class Report:
+    experiment: Experiment
+    parameters: int | None
+    results: list[Result]
+    other_work: float  # cores that others used meanwhile, on average
+
+    @property
+    def busy(self) -> bool:
+        return self.other_work > BUSY * self.experiment.cores
+
+    @property
+    def gradient_mb(self) -> float | None:
+        """Megabytes that each rank exchanges per step."""
+        return GRADIENT_BYTES * self.parameters / 1e6 if self.parameters else None
+
+
+def band(ranks: int) -> tuple[float, float] | None:
+    """The expected speed-up; between the known numbers on a straight line, beyond them none."""
+    if ranks in BANDS:
+        return BANDS[ranks]
+    below, above = [n for n in BANDS if n < ranks], [n for n in BANDS if n > ranks]
+    if not below or not above:
+        return None
+    left, right = max(below), min(above)
+    share = (ranks - left) / (right - left)
+    low, high = (a + share * (b - a) for a, b in zip(BANDS[left], BANDS[right], strict=True))
+    return round(low, 2), round(high, 2)
+
+
+def verdict(ranks: int, speed_up: float) -> str:
+    """Judged as it is shown, with two decimals."""
+    expected = band(ranks)
+    if ranks == 1:
+        return REFERENCE
+    if expected is None:
+        return NO_BAND
+    shown = round(speed_up, 2)
+    return BELOW if shown < expected[0] else BETTER if shown > expected[1] else WITHIN
+
+
+def judge(rounds: list[Round], experiment: Experiment, parameters: int | None, other_work: float) -> Report:
+    """`other_work`: cores that others used meanwhile. Ratios and differences are made within a round, so that
+    what changes slowly on the machine does not count."""
+    results = [_result(n, rounds, experiment, parameters) for n in experiment.ranks]
+    return Report(experiment, parameters, results, other_work)
+
+
+def _result(ranks: int, rounds: list[Round], experiment: Experiment, parameters: int | None) -> Result:
+    rows = [(a, t, r.get(Kind(ranks, True))) for r in rounds if (a := r.get(Kind(1))) and (t := r.get(Kind(ranks)))]
+    step_ms = statistics.median(t for _, t, _ in rows)
+    speed_ups = [ranks * alone / at_once for alone, at_once, _ in rows]
+    speed_up = statistics.median(speed_ups)
+    split = [(alone, at_once, apart) for alone, at_once, apart in rows if apart]
+    return Result(
+        ranks=ranks,
+        step_ms=step_ms,
+        tokens_per_s=1000 * ranks * experiment.tokens_per_rank / step_ms,
+        speed_up=speed_up,
+        speed_up_range=(min(speed_ups), max(speed_ups)),
+        band=band(ranks),
+        verdict=verdict(ranks, speed_up),
+        share_cores=experiment.share_cores(ranks),
+        apart_ms=statistics.median(apart for _, _, apart in split) if split else None,
+        machine_ms=statistics.median(apart - alone for alone, _, apart in split) if split else None,
+        exchange_ms=statistics.median(at_once - apart for _, at_once, apart in split) if split else None,
+        gigabytes_per_s=GRADIENT_BYTES * parameters / step_ms / 1e6 if parameters and ranks > 1 else None,
+    )

@@ -1,0 +1,247 @@
+"""Runs the product for each number of ranks in interleaved rounds, and reads how long its steps took."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from tqdm import tqdm
+
+from training.errors import Exit
+from training.host import process
+from training.rundir import RunDir, read_json, read_records
+from training.scaling.experiment import THREADS, WARM_UP_STEPS, Experiment
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PREFIX = "duet-scaling-"
+POLL_S = 0.05
+STOP_S = 2.0  # nothing of a measurement is worth saving
+SHOWN_LINES = 30
+LEAST_OVERLAP = 0.5  # share of the steps
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One thing that is measured: `ranks` together in one run, or `apart`, as so many runs of one rank at the same time."""
+
+    ranks: int
+    apart: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.ranks} runs apart" if self.apart else f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
+
+
+@dataclass(frozen=True)
+class Step:
+    end_s: float  # wall time
+    ms: float
+
+
+Round = dict[Kind, float | None]  # step time in ms; None where it could not be measured
+
+
+class Failed(Exception):
+    """A run that did not end well; the text is for people, `code` is our exit code."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class OtherWork:
+    """How much of the cores that we may use went to others since this was made: then the figures are too low."""
+
+    def __init__(self) -> None:
+        self._begin_s, self._before_s = time.monotonic(), self._others_s()
+
+    def cores(self) -> float:
+        """The average number of cores."""
+        return max(0.0, (self._others_s() - self._before_s) / max(1e-6, time.monotonic() - self._begin_s))
+
+    @staticmethod
+    def _others_s() -> float:
+        """Seconds of all processes on our cores (a hypervisor's, too), without those of ours that have ended."""
+        every = psutil.cpu_times(percpu=True)
+        ours = [every[n] for n in os.sched_getaffinity(0) if n < len(every)]
+        busy = sum(c.user + c.nice + c.system + c.irq + c.softirq + c.steal for c in ours)
+        return float(busy - sum(os.times()[:4]))
+
+
+def all_rounds(experiment: Experiment) -> tuple[list[Round], int | None]:
+    """Step times of every round, and the model's number of parameters. Raises Failed; then its run directory is kept.
+
+    Whatever ends this, no process of a run is left.
+    """
+    kinds = [Kind(1), *(Kind(n, apart) for n in experiment.ranks if n > 1 for apart in (False, True))]
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    laboratory = _Laboratory(experiment, folder)
+    rounds: list[Round] = []
+    tqdm.monitor_interval = 0  # no thread of tqdm: we fork
+    try:
+        with tqdm(total=experiment.rounds * len(kinds), disable=None, unit="run", leave=False, dynamic_ncols=True) as bar:
+            for number in range(experiment.rounds):
+                one: Round = {}
+                # There and back again: a machine that warms up does not favour one kind.
+                for kind in kinds if number % 2 == 0 else kinds[::-1]:
+                    bar.set_description(f"round {number + 1} of {experiment.rounds}: {kind}")
+                    one[kind] = laboratory.measure(kind)
+                    bar.update()
+                rounds.append(one)
+    except BaseException as error:
+        if not isinstance(error, Failed):
+            _remove(folder)
+        raise
+    _remove(folder)
+    return rounds, laboratory.parameters
+
+
+class _Laboratory:
+    def __init__(self, experiment: Experiment, folder: Path) -> None:
+        self.experiment, self.folder = experiment, folder
+        self.parameters: int | None = None
+        self._step_ms = math.inf  # of one rank alone
+        self._late_s = 0.0  # how long the first of several runs trained alone, at most
+        self._count = 0
+
+    def measure(self, kind: Kind) -> float | None:
+        """Milliseconds of a step: the median; of runs apart that of the slowest, since ranks wait for each other."""
+        experiment, commands = self.experiment, []
+        # Runs that did not start at the same moment need more steps, to train together for long enough.
+        extra = math.ceil(1000 * self._late_s / self._step_ms) if kind.apart and self._late_s else 0
+        for place in range(kind.ranks if kind.apart else 1):
+            self._count += 1
+            command = experiment.command(1 if kind.apart else kind.ranks, self.folder, f"run{self._count}", extra)
+            commands.append((command, self._environment(place if kind.apart else None), RunDir(self.folder / f"run{self._count}")))
+        self._run(commands)
+        runs = [steps(run) for _, _, run in commands]
+        summary = read_json(commands[0][2].summary) or {}
+        self.parameters = summary.get("parameters", self.parameters)
+        for _, _, run in commands:
+            shutil.rmtree(run.path, ignore_errors=True)  # checkpoints are large
+        if kind == Kind(1):
+            self._step_ms = statistics.median(s.ms for s in runs[0])
+        if kind.apart:
+            self._late_s = max(self._late_s, lateness(runs))
+            runs = together(runs, experiment.steps)
+        return max(statistics.median(s.ms for s in run) for run in runs) if runs else None
+
+    def _environment(self, place: int | None) -> dict[str, str]:
+        """`place` of a run among those apart: each has a GPU of its own."""
+        env = dict(os.environ)
+        if self.experiment.device == "cpu":
+            env[THREADS] = str(self.experiment.threads)
+        elif place is not None:
+            env["CUDA_VISIBLE_DEVICES"] = self.experiment.gpus[place]
+        return env
+
+    def _run(self, commands: list[tuple[list[str], dict[str, str], RunDir]]) -> None:
+        started: list[subprocess.Popen[bytes]] = []
+        try:
+            for argv, env, run in commands:
+                with self._console(run).open("wb") as console:
+                    started.append(
+                        subprocess.Popen(
+                            argv,
+                            env=env,
+                            stdin=subprocess.DEVNULL,
+                            stdout=console,
+                            stderr=console,
+                            start_new_session=True,  # Ctrl-C reaches us alone
+                            preexec_fn=functools.partial(process.die_with_parent, os.getpid()),  # noqa: PLW1509 – one thread
+                        )
+                    )
+            left = dict(enumerate(started))
+            while left:
+                for i, popen in list(left.items()):
+                    status = popen.poll()
+                    if status is not None:
+                        del left[i]
+                    if status:
+                        raise self._failed(commands[i][0], commands[i][2], status)
+                time.sleep(POLL_S)
+        finally:
+            stop(started)
+
+    def _console(self, run: RunDir) -> Path:
+        return self.folder / f"{run.name}.console"
+
+    def _failed(self, argv: list[str], run: RunDir, status: int) -> Failed:
+        known = status in list(Exit) and status != Exit.DONE
+        lines = [
+            f"a run with {argv[1]} rank{'s' if argv[1] != '1' else ''} failed (exit {status}); nothing was measured",
+            what_happened(run, self._console(run)),
+            f"  Command    {shlex.join(argv)}",
+            f"  Kept       {self.folder}",
+        ]
+        return Failed("\n".join(lines), status if known else int(Exit.TRAINING))
+
+
+def steps(run: RunDir) -> list[Step]:
+    """The training steps of a run after the warm-up."""
+    records = (r for r in read_records(run.metrics) if r.get("step_ms") and "loss" in r)
+    return [Step(r["time"], r["step_ms"]) for r in records if r["step"] > WARM_UP_STEPS]
+
+
+def lateness(runs: list[list[Step]]) -> float:
+    """Seconds between the first steps of the first run and of the last one."""
+    begins = [run[0].end_s for run in runs if run]
+    return max(begins) - min(begins) if begins else 0.0
+
+
+def together(runs: list[list[Step]], wanted: int) -> list[list[Step]]:
+    """The steps that were made while all runs were training; nothing when those are too few of the wanted number."""
+    if not all(runs):
+        return []
+    begin, end = max(run[0].end_s - run[0].ms / 1000 for run in runs), min(run[-1].end_s for run in runs)
+    shared = [[s for s in run if s.end_s - s.ms / 1000 >= begin - 0.001 and s.end_s <= end + 0.001] for run in runs]
+    return shared if min(map(len, shared)) >= max(1, LEAST_OVERLAP * wanted) else []
+
+
+def what_happened(run: RunDir, console: Path) -> str:
+    """The failure card of a run or, when it did not come so far, its own words."""
+    from training.launch import verdict
+
+    record = read_json(run.failure)
+    if record:
+        return verdict.card(record)
+    lines = console.read_text(errors="replace").splitlines() if console.exists() else []
+    first = next((i for i, line in enumerate(lines) if line.startswith("[ERROR]")), max(0, len(lines) - SHOWN_LINES))
+    return "\n".join(f"    │ {line}" for line in lines[first : first + SHOWN_LINES])
+
+
+def stop(started: list[subprocess.Popen[bytes]]) -> None:
+    """End runs with all their ranks: a rank dies with its supervisor (prctl), whatever ends that."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
+    try:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for popen in started:
+                if popen.poll() is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(popen.pid, number)
+            end = time.monotonic() + STOP_S
+            while any(p.poll() is None for p in started) and time.monotonic() < end:
+                time.sleep(POLL_S)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _remove(folder: Path) -> None:
+    """A rank that is just dying may still write: try until it is gone."""
+    for _ in range(100):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(POLL_S)

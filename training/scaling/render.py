@@ -1,0 +1,169 @@
+"""The report for people and for programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from training.scaling import judge
+from training.scaling.experiment import THREADS, WARM_UP_STEPS, Experiment
+from training.scaling.judge import Report, Result
+
+SCHEMA_VERSION = 1
+VERDICTS = {
+    judge.REFERENCE: "the reference",
+    judge.BELOW: "below the expected band",
+    judge.WITHIN: "in the expected band",
+    judge.BETTER: "better than expected",
+    judge.NO_BAND: "no band known",
+}
+SMALL = 0.01  # of a step: no loss that can be told from nothing
+
+
+def introduction(experiment: Experiment) -> list[str]:
+    """What will be measured, before it takes its time."""
+    numbers = ", ".join(map(str, experiment.ranks))
+    return [
+        f"scaling check of {experiment.config}: {numbers} ranks on {experiment.device} ({experiment.device_reason}), "
+        f"{experiment.precision}",
+        f"each rank: {experiment.sequences} sequences × {experiment.seq_len} tokens × {experiment.accumulation} accumulation "
+        f"step{'s' if experiment.accumulation > 1 else ''} "
+        f"= {experiment.tokens_per_rank} tokens per step, whatever their number (weak scaling)",
+        *([_threads(experiment)] if experiment.device == "cpu" else []),
+        f"{experiment.rounds} rounds, {experiment.steps} steps of each run after {WARM_UP_STEPS} that do not count",
+    ]
+
+
+def _threads(experiment: Experiment) -> str:
+    if experiment.threads == 1:
+        return f"one thread per rank ({THREADS}=1) for every number of ranks: what is compared are ranks, not threads"
+    return f"{experiment.threads} threads per rank, your own {THREADS}"
+
+
+def text(report: Report) -> str:
+    """The table, and what limits each number of ranks."""
+    lines = [f"{'ranks':>5} {'step ms':>9} {'tokens/s':>11} {'speed-up':>9} {'efficiency':>11}  {'expected':<10}  verdict"]
+    for r in report.results:
+        expected = f"{r.band[0]:.2f}–{r.band[1]:.2f}" if r.band else "-"
+        shared = " (ranks share cores)" if r.share_cores else ""
+        figures = f"{r.ranks:>5} {r.step_ms:>9.1f} {r.tokens_per_s:>11,.0f} {r.speed_up:>9.2f} {100 * r.efficiency:>9.1f} %"
+        lines.append(f"{figures}  {expected:<10}  {VERDICTS[r.verdict]}{shared}")
+    for r in report.results:
+        if r.ranks > 1:
+            lines += ["", *limits(r, report)]
+    return "\n".join([*lines, *([""] if notes(report) else []), *(f"note: {n}" for n in notes(report))])
+
+
+def limits(result: Result, report: Report) -> list[str]:
+    """What limits one number of ranks, in a few lines."""
+    if result.machine_ms is None or result.exchange_ms is None:
+        return [
+            f"What limits {result.ranks} ranks: not separated, {result.ranks} independent runs were hardly training at the same time; "
+            f"--rounds={max(3, report.experiment.rounds + 1)} or more --steps tell"
+        ]
+    return [
+        f"What limits {result.ranks} ranks: {main_limit(result)}",
+        f"  machine   {_cost(result.machine_ms, result)}  {result.ranks} independent runs at the same time, without exchange, take "
+        f"{result.apart_ms:.1f} ms per step: {_machine(result, report)}",
+        f"  exchange  {_cost(result.exchange_ms, result)}  {_exchange(result, report)}",
+    ]
+
+
+def main_limit(result: Result) -> str:
+    assert result.machine_ms is not None and result.exchange_ms is not None
+    machine, exchange = (max(0.0, ms) for ms in (result.machine_ms, result.exchange_ms))
+    if machine + exchange < SMALL * result.step_ms:
+        return "nothing that can be measured"
+    missing = f"{result.ranks - result.speed_up:.2f} of {result.ranks} missing"
+    share = machine / (machine + exchange)
+    if 0.4 < share < 0.6:
+        return f"{missing}, the machine and the exchange alike"
+    return f"{missing}, mostly {'the machine' if share > 0.5 else 'the exchange of gradients'}"
+
+
+def _cost(ms: float, result: Result) -> str:
+    sign = "+" if ms >= 0 else "−"  # below zero is noise: a difference of two measurements
+    return f"{sign}{abs(ms):.1f} ms ({sign}{100 * abs(ms) / result.step_ms:.0f} % of a step)"
+
+
+def _machine(result: Result, report: Report) -> str:
+    experiment = report.experiment
+    if result.share_cores:
+        threads = f"{experiment.threads} thread{'s' if experiment.threads > 1 else ''}"
+        most = experiment.cores / experiment.threads
+        return f"{result.ranks} ranks × {threads} on {experiment.cores} cores, so at most {most:.2f} ×"
+    if experiment.device == "cuda":
+        return "power, cooling, PCIe and the host's cores are shared, or one GPU is slower"
+    return f"{'other work on the cores; ' if report.busy else ''}memory bandwidth, caches and the clock of the cores are shared"
+
+
+def _exchange(result: Result, report: Report) -> str:
+    waiting = "and waiting for the slower rank"
+    if report.gradient_mb is None or result.gigabytes_per_s is None or report.parameters is None:
+        return f"gradients, {waiting}"
+    return (
+        f"gradients of {report.parameters / 1e6:.2f} M parameters, {report.gradient_mb:.1f} MB per rank and step, "
+        f"at least {result.gigabytes_per_s:.2f} GB/s; {waiting}"
+    )
+
+
+def notes(report: Report) -> list[str]:
+    """What a reader must know to believe the figures."""
+    out = []
+    if report.busy:
+        taken = f"{report.other_work:.1f} of {report.experiment.cores} cores"
+        out.append(f"other work took {taken} meanwhile: the figures are too low, measure again without it")
+    for r in report.results:
+        if r.noisy:
+            low, high = r.speed_up_range
+            out.append(f"{r.ranks} ranks: {low:.2f} to {high:.2f} × in the rounds, too different to trust the second digit: more --rounds")
+    return out
+
+
+def record(report: Report) -> dict[str, Any]:
+    """The report as JSON; a key says its unit, null is unknown."""
+    e = report.experiment
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "config": e.config,
+        "device": e.device,
+        "device_reason": e.device_reason,
+        "precision": e.precision,
+        "cores": e.cores,
+        "threads_per_rank": e.threads if e.device == "cpu" else None,
+        "sequences_per_rank": e.sequences,
+        "tokens_per_sequence": e.seq_len,
+        "accumulation_steps": e.accumulation,
+        "measured_steps_per_run": e.steps,
+        "warm_up_steps_per_run": WARM_UP_STEPS,
+        "rounds": e.rounds,
+        "other_work_cores": _rounded(report.other_work),
+        "parameters": report.parameters,
+        "gradients_mb_per_rank_and_step": _rounded(report.gradient_mb),
+        "results": [_row(r) for r in report.results],
+        "notes": notes(report),
+    }
+
+
+def _row(r: Result) -> dict[str, Any]:
+    separated = r.machine_ms is not None and r.exchange_ms is not None
+    return {
+        "ranks": r.ranks,
+        "step_ms": _rounded(r.step_ms),
+        "tokens_per_s": _rounded(r.tokens_per_s),
+        "speed_up_factor": _rounded(r.speed_up),
+        "speed_up_factor_min": _rounded(r.speed_up_range[0]),
+        "speed_up_factor_max": _rounded(r.speed_up_range[1]),
+        "efficiency_fraction": _rounded(r.efficiency),
+        "expected_speed_up_factor": list(r.band) if r.band else None,
+        "verdict": r.verdict,
+        "ranks_share_cores": r.share_cores,
+        "independent_runs_step_ms": _rounded(r.apart_ms),
+        "machine_ms_per_step": _rounded(r.machine_ms),
+        "exchange_ms_per_step": _rounded(r.exchange_ms),
+        "gradients_gb_per_s_at_least": _rounded(r.gigabytes_per_s),
+        "limited_by": main_limit(r) if separated else None,
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
