@@ -1,0 +1,177 @@
+"""What each choice of model, optimizer and schedule is worth: validation loss after the same number of steps without it.
+
+    python -m benchmarks.ablation [--only=muon,qk_norm] [--steps=400] [--seeds=1,2] [--jobs=2]
+
+Each line of the table changes one thing; everything else is what training.engine does. Depth 4 (width 256), 8 × 256 tokens a step,
+the embedded corpus, bf16, one thread. Losses do not depend on the machine's speed, so runs may share it; `ms` is only an indication.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from benchmarks.common import ROOT, environment, prepared
+from benchmarks.variants import Choices, Variant
+from training.config.batch import Batch
+from training.config.schema import Config
+from training.data.loader import Batches, dataset
+from training.data.tokenizer import of
+from training.engine import optim
+from training.engine.model import Shape
+
+DEPTH, LENGTH, SEQUENCES = 4, 256, 8
+VALIDATION = 512  # sequences
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that is different from what we use."""
+
+    what: str
+    model: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    momentum_steps: int = optim.MOMENTUM_STEPS
+    betas: tuple[float, float] = optim.BETAS
+    newton_schulz: int = 5
+
+
+ADAMW = {"optimizer": "adamw", "weight_decay": 0.1, "embedding_lr": 0.05, "unembedding_lr": 0.015}
+CHANGES = {
+    "ours": Change("what the engine does"),
+    "adamw": Change("AdamW for the matrices too, its rates tuned", config=ADAMW),
+    "merged_qkv": Change("query, key and value as one matrix for Muon", {"separate_qkv": False}),
+    "no_momentum_warmup": Change("Muon's momentum 0.95 from the start", momentum_steps=0),
+    "ns3": Change("3 Newton-Schulz iterations, not 5", newton_schulz=3),
+    "matrix_lr_half": Change("matrices' rate × 1/2", config={"matrix_lr": optim.MATRIX_LR["muon"] / 2}),
+    "matrix_lr_double": Change("matrices' rate × 2", config={"matrix_lr": optim.MATRIX_LR["muon"] * 2}),
+    "embedding_lr_half": Change("embedding's rate × 1/2", config={"embedding_lr": Config.embedding_lr / 2}),
+    "embedding_lr_double": Change("embedding's rate × 2", config={"embedding_lr": Config.embedding_lr * 2}),
+    "unembedding_lr_double": Change("head's rate × 2", config={"unembedding_lr": Config.unembedding_lr * 2}),
+    "weight_decay": Change("weight decay 0.1", config={"weight_decay": 0.1}),
+    "beta1_0.9": Change("AdamW's first beta 0.9", betas=(0.9, 0.95)),
+    "no_warmup": Change("no warm-up", config={"warmup_ratio": 0.0}),
+    "warmup_5": Change("warm-up of 5 %", config={"warmup_ratio": 0.05}),
+    "decay_20": Change("decay in the last 20 %", config={"warmdown_ratio": 0.2}),
+    "decay_70": Change("decay in the last 70 %", config={"warmdown_ratio": 0.7}),
+    "final_0": Change("decay to 0", config={"final_lr_frac": 0.0}),
+    "no_clip": Change("no gradient clipping", config={"grad_clip": 0.0}),
+    "no_qk_norm": Change("no QK-norm", {"qk_norm": False}),
+    "learned_positions": Change("learned positions, not rotary", {"positions": "learned"}),
+    "layer_norm": Change("LayerNorm, not RMSNorm", {"layer_norm": True}),
+    "gelu": Change("GELU, not squared ReLU", {"mlp": "gelu"}),
+    "swiglu": Change("SwiGLU, not squared ReLU", {"mlp": "swiglu"}),
+    "tied": Change("embedding and head share their weights", {"tied": True}),
+    "gpt2_init": Change("GPT-2's initial weights, not the zero start", {"gpt2_init": True}),
+    "head_dim_64": Change("heads of 64, not 128", {"head_dim": 64}),
+    "no_softcap": Change("no soft-cap of the logits", {"softcap": 0.0}),
+    "z_loss": Change("z-loss of 1e-4 added", {"z_loss": 1e-4}),
+    "input_mixing": Change("blocks get the embedding again", {"input_mixing": True}),
+    "value_embedding": Change("values get a vector of the token, every other block", {"value_embedding": True}),
+}
+
+
+def build(model: Variant, change: Change, config: Config) -> optim.Optimizers:
+    """As training.engine.optim.build, for the parameters that a variant has."""
+    matrices, scale = model.matrices, (model.shape.width / optim.REFERENCE_WIDTH) ** -0.5
+    rate = optim.MATRIX_LR[config.optimizer] if isinstance(config.matrix_lr, str) else config.matrix_lr
+    taken = {id(p) for p in [*matrices, model.head.weight]}
+    rest = [p for p in model.parameters() if id(p) not in taken]
+    groups: list[dict[str, Any]] = [{"params": rest, "lr": config.embedding_lr * scale, "weight_decay": 0.0}]
+    groups.append({"params": [model.head.weight], "lr": config.unembedding_lr * scale, "weight_decay": 0.0})
+    first: list[torch.optim.Optimizer] = []
+    if config.optimizer == "muon":
+        first.append(torch.optim.Muon(matrices, rate, config.weight_decay, ns_steps=change.newton_schulz))
+    else:
+        groups.insert(0, {"params": matrices, "lr": rate * scale, "weight_decay": config.weight_decay})
+    return optim.Optimizers([*first, torch.optim.AdamW(groups, betas=change.betas, eps=optim.EPSILON, fused=True)])
+
+
+def run(name: str, steps: int, seed: int) -> dict[str, Any]:
+    """Train one variant in this process."""
+    change = CHANGES[name]
+    config = Config(**{"depth": DEPTH, "max_seq_len": LENGTH, "device_batch_size": SEQUENCES, "seed": seed} | change.config)
+    optim.MOMENTUM_STEPS = change.momentum_steps
+    torch.manual_seed(seed)
+    data = prepared()
+    model = Variant(Shape(DEPTH, data.vocab, LENGTH), Choices(**change.model))
+    optimizer = build(model, change, config)
+    batch = Batch(SEQUENCES, LENGTH, 1, 1)
+    batches = Batches(dataset(data, "train", LENGTH), batch, rank=0, seed=seed, workers=0, persistent=False, pin=False).epoch(0, 0)
+    autocast, times = torch.autocast("cpu", torch.bfloat16), []
+    for step in range(steps):
+        started = time.perf_counter()
+        optimizer.schedule(step, optim.multiplier(step, steps, config))
+        with autocast:
+            loss = model(*next(batches))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
+        optimizer.step()
+        optimizer.zero_grad()
+        times.append(time.perf_counter() - started)
+    model.eval()
+    validation, bos = dataset(data, "val", LENGTH), of(data).bos
+    nats = tokens = 0.0
+    with torch.no_grad(), autocast:
+        for start in range(0, min(VALIDATION, len(validation)), SEQUENCES):
+            inputs, targets = validation.batch(range(start, start + SEQUENCES))
+            targets = targets.masked_fill(targets == bos, -1)
+            counted = int((targets != -1).sum())
+            nats, tokens = nats + float(model(inputs, targets)) * counted, tokens + counted
+    return {
+        "bpb": nats / tokens / math.log(2),
+        "ms": statistics.median(times) * 1000,
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(CHANGES), help="names of variants")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--seeds", default="1", help="numbers; their mean is shown")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # a single run, in this process
+    args = parser.parse_args()
+    seeds = [int(s) for s in args.seeds.split(",")]
+    if args.one:
+        print(json.dumps(run(args.one, args.steps, seeds[0])))
+        return
+    names = list(dict.fromkeys(["ours", *args.only.split(",")]))
+    if unknown := [n for n in names if n not in CHANGES]:
+        sys.exit(f"no variant {', '.join(unknown)}; there are {', '.join(CHANGES)}")
+    prepared()
+    torch.set_num_threads(1)
+
+    def child(name: str, seed: int) -> dict[str, Any]:
+        argv = [sys.executable, "-m", "benchmarks.ablation", f"--one={name}", f"--steps={args.steps}", f"--seeds={seed}"]
+        done = subprocess.run(argv, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
+        bar.update()
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+
+    with tqdm(total=len(names) * len(seeds), unit="run", disable=None) as bar, ThreadPoolExecutor(args.jobs) as pool:
+        found = {n: [pool.submit(child, n, s) for s in seeds] for n in names}
+        results = {n: [f.result() for f in futures] for n, futures in found.items()}
+    base = statistics.mean(r["bpb"] for r in results["ours"])
+    print(f"{'variant':<24}{'bits/byte':>10}{'change':>9}{'M weights':>11}{'ms':>7}   what is different")
+    for name, runs in results.items():
+        bpb = statistics.mean(r["bpb"] for r in runs)
+        ms = statistics.median(r["ms"] for r in runs)
+        print(f"{name:<24}{bpb:10.4f}{bpb - base:+9.4f}{runs[0]['parameters'] / 1e6:11.2f}{ms:7.0f}   {CHANGES[name].what}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""What the training benchmarks share: the prepared corpus, the command of our own training, a measured child process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from training.data import corpus
+from training.data.prepare import Prepared, ensure
+from training.data.store import CACHE
+from training.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+PEERS = ROOT / ".tools/peers"
+# One thread, no GPU, no network: what is compared is the loop around the same arithmetic.
+QUIET = {
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "PYTHONWARNINGS": "ignore",
+    "WANDB_MODE": "disabled",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+
+
+def environment(**more: str) -> dict[str, str]:
+    """DUET_ variables of the user would be flags of our training."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("DUET_")} | QUIET | more
+
+
+def prepared() -> Prepared:
+    """The embedded corpus (byte tokens), as train.py prepares and finds it."""
+    source, problem = corpus.find("stdlib")
+    if source is None:
+        assert problem
+        raise UserError(problem)
+    return ensure(source, "text", CACHE)
+
+
+def train_command(folder: Path, **flags: object) -> list[str]:
+    """Our product as a program, one process, its run in `folder`/run."""
+    fixed = {"device": "cpu", "out_dir": folder, "log_dir": folder, "run_name": "run", "sample_tokens": 0}
+    return [sys.executable, "train.py", *(f"--{name}={value}" for name, value in (fixed | flags).items())]
+
+
+def measured(argv: list[str], **more: str) -> tuple[str, float]:
+    """(standard output, peak resident memory in MiB) of a command; its failure ends the benchmark."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(argv, cwd=ROOT, env=environment(**more), stdout=out, stderr=err)
+        _, status, used = os.wait4(process.pid, 0)  # the only call that tells the peak of this one child
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        err.seek(0)
+        if process.returncode:
+            sys.exit(f"{' '.join(argv)} failed ({process.returncode}):\n{err.read()[-3000:]}")
+        return out.read(), used.ru_maxrss / 1024

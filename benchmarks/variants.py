@@ -1,0 +1,127 @@
+"""Our model with its choices as switches, for benchmarks.ablation. With the defaults it computes exactly what
+training.engine.model.GPT does (a test compares them)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from training.engine.model import ROPE_BASE, SOFTCAP, Shape, norm, rotate
+
+
+@dataclass(frozen=True)
+class Choices:
+    head_dim: int = 128
+    separate_qkv: bool = True
+    qk_norm: bool = True
+    positions: str = "rotary"  # or learned
+    layer_norm: bool = False  # with weights and biases, instead of RMSNorm without
+    mlp: str = "relu2"  # or gelu, swiglu (8/3 wide: the same number of weights)
+    tied: bool = False
+    softcap: float = SOFTCAP  # 0: none
+    z_loss: float = 0.0  # PaLM, arXiv:2204.02311
+    gpt2_init: bool = False  # normal, 0.02, residual branches by 1/√(2·depth); instead of the zero start
+    input_mixing: bool = False  # each block gets a learnt share of the embedding again (modded-nanogpt's x0)
+    value_embedding: bool = False  # every other block: values get a learnt vector of the token (arXiv:2410.17897)
+
+
+class Block(nn.Module):
+    def __init__(self, shape: Shape, choices: Choices, number: int) -> None:
+        super().__init__()
+        self.choices, width = choices, shape.width
+        self.heads = max(1, width // choices.head_dim)
+        self.qkv = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(3)) if choices.separate_qkv else None
+        self.merged = None if choices.separate_qkv else nn.Linear(width, 3 * width, bias=False)
+        self.proj = nn.Linear(width, width, bias=False)
+        inner = int(8 * width / 3 / 64) * 64 if choices.mlp == "swiglu" else 4 * width
+        self.gate = nn.Linear(width, inner, bias=False) if choices.mlp == "swiglu" else None
+        self.up, self.down = nn.Linear(width, inner, bias=False), nn.Linear(inner, width, bias=False)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2)) if choices.layer_norm else [norm, norm]
+        self.mixing = nn.Parameter(torch.tensor([1.0, 0.1])) if choices.input_mixing else None
+        self.values = nn.Embedding(shape.vocab, width) if choices.value_embedding and number % 2 else None
+
+    def forward(self, x: Tensor, start: Tensor, inputs: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if self.mixing is not None:
+            x = self.mixing[0] * x + self.mixing[1] * start
+        batch, length, width = x.shape
+        y = self.norms[0](x)
+        parts = [part(y) for part in self.qkv] if self.qkv is not None else self.merged(y).chunk(3, dim=-1)  # type: ignore[misc]
+        if self.values is not None:
+            parts[2] = parts[2] + self.values(inputs).to(parts[2].dtype)
+        q, k, v = (p.view(batch, length, self.heads, -1).transpose(1, 2) for p in parts)
+        if self.choices.positions == "rotary":
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if self.choices.qk_norm:
+            q, k = norm(q), norm(k)
+        out = F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v, is_causal=True)
+        x = x + self.proj(out.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(self._activate(self.norms[1](x)))
+
+    def _activate(self, x: Tensor) -> Tensor:
+        if self.gate is not None:
+            return F.silu(self.gate(x)) * self.up(x)
+        return F.relu(self.up(x)).square() if self.choices.mlp == "relu2" else F.gelu(self.up(x))
+
+
+class Variant(nn.Module):
+    """forward(inputs, targets): mean loss in nats per token, as training.engine.model.GPT."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, shape: Shape, choices: Choices) -> None:
+        super().__init__()
+        self.shape, self.choices = shape, choices
+        self.embedding = nn.Embedding(shape.vocab, shape.width)
+        self.positions = nn.Embedding(shape.max_seq_len, shape.width) if choices.positions == "learned" else None
+        self.blocks = nn.ModuleList(Block(shape, choices, n) for n in range(shape.depth))
+        self.norm = nn.LayerNorm(shape.width) if choices.layer_norm else norm
+        self.head = nn.Linear(shape.width, shape.vocab, bias=False)
+        if choices.tied:
+            self.head.weight = self.embedding.weight
+        head_dim = shape.width // max(1, shape.width // choices.head_dim)
+        angles = torch.outer(torch.arange(shape.max_seq_len), ROPE_BASE ** -(torch.arange(0, head_dim, 2) / head_dim))
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+        self._reset()
+
+    @torch.no_grad()
+    def _reset(self) -> None:
+        bound = (3 / self.shape.width) ** 0.5
+        for name, weight in self.named_parameters():
+            if weight.ndim != 2:
+                continue
+            branch = name.endswith(("proj.weight", "down.weight"))
+            if self.choices.gpt2_init:
+                nn.init.normal_(weight, std=0.02 / (2 * self.shape.depth) ** 0.5 if branch else 0.02)
+            elif branch or name == "head.weight":
+                nn.init.zeros_(weight)
+            elif name == "embedding.weight":
+                nn.init.normal_(weight, std=0.02 if self.choices.tied else 1.0)
+            elif name == "positions.weight":
+                nn.init.normal_(weight, std=0.02)
+            else:
+                nn.init.uniform_(weight, -bound, bound)
+
+    @property
+    def matrices(self) -> list[nn.Parameter]:
+        """What Muon updates."""
+        return [p for name, p in self.blocks.named_parameters() if p.ndim == 2 and "values" not in name]
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        x = self.embedding(inputs)
+        if self.positions is not None:
+            x = x + self.positions.weight[: inputs.size(1)]
+        x = start = x if self.choices.gpt2_init else norm(x)
+        for block in self.blocks:
+            x = block(x, start, inputs, self.cos[: inputs.size(1)], self.sin[: inputs.size(1)])
+        logits = self.head(self.norm(x)).float()
+        if self.choices.softcap:
+            logits = self.choices.softcap * torch.tanh(logits / self.choices.softcap)
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        if self.training and self.choices.z_loss:
+            loss = loss + self.choices.z_loss * torch.logsumexp(logits, -1).square().mean()
+        return loss

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import torch
+
+from benchmarks.ablation import CHANGES
+from benchmarks.variants import Choices, Variant
+from training.engine.model import GPT, Shape
+
+
+def test_without_a_change_the_variant_is_our_model() -> None:
+    shape = Shape(2, 64, 16)
+    torch.manual_seed(0)
+    ours, variant = GPT(shape), Variant(shape, Choices())
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    names = {"attention.query": "qkv.0", "attention.key": "qkv.1", "attention.value": "qkv.2", "attention.proj": "proj"}
+    state = {}
+    for name, value in ours.state_dict().items():
+        for old, new in names.items():
+            name = name.replace(old, new)  # noqa: PLW2901
+        state[name] = value
+    missing, unexpected = variant.load_state_dict(state, strict=False)
+    assert set(missing) == {"cos", "sin"} and not unexpected
+    tokens = torch.randint(0, 64, (2, 16))
+    torch.testing.assert_close(variant(tokens, tokens), ours(tokens, tokens))
+    initial = Variant(shape, Choices())
+    assert {n: p.std().item() == 0 for n, p in initial.named_parameters()}["head.weight"]
+
+
+def test_every_change_changes_something() -> None:
+    for name, change in CHANGES.items():
+        assert name == "ours" or change != CHANGES["ours"], name
+        Choices(**change.model)

@@ -1,0 +1,122 @@
+"""The benchmarks' own arithmetic; a wrong ratio would be believed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import peers, target
+from benchmarks.contenders import gpt2, parts
+from tests.conftest import ROOT
+from training.engine.model import GPT, Shape
+
+
+def job(shard: Path, **changes: object) -> parts.Job:
+    facts = {"depth": 1, "seq_len": 8, "batch": 2, "precision": "fp32", "steps": 3, "vocab": 320, "shard": str(shard)}
+    return parts.Job(**(facts | changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    np.arange(100, dtype="<u2").tofile(tmp_path / "train.bin")
+    return tmp_path / "train.bin"
+
+
+def test_warm_steps_are_left_out() -> None:
+    stamps = [float(n) for n in range(peers.WARM_STEPS)] + [9.1, 9.2, 9.6]
+    found = peers.sample(stamps, 300.0, 2.5)
+    assert found.median_ms == pytest.approx(100) and found.mean_ms == pytest.approx(200)
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    samples = {peers.BARE: [peers.Sample(10, 10, 100, 1), peers.Sample(20, 20, 100, 1)]}
+    samples[peers.OURS] = [peers.Sample(11, 12, 110, 1), peers.Sample(22, 24, 110, 1)]
+    *_, bare, ours = peers.table(samples)
+    assert bare.removeprefix(peers.BARE).split()[3:6] == ["1.000", "1.00–1.00", "1.000"]
+    assert ours.removeprefix(peers.OURS).split() == [
+        "16.50",
+        "11.00",
+        "22.00",
+        "1.100",
+        "1.10–1.10",
+        "1.200",
+        "+1.50",
+        "ms",
+        "110",
+        "1.100",
+    ]
+
+
+def test_other_work_is_told() -> None:
+    samples = {peers.BARE: [peers.Sample(1, 1, 1, 3.0)], peers.OURS: [peers.Sample(1, 1, 1, 9.0)]}
+    assert "3.0000" in peers.same_work(samples)
+    assert peers.same_work(samples | {"accelerate": [peers.Sample(1, 1, 1, 3.1)]}).startswith("NOT THE SAME WORK")
+
+
+def test_peers_that_are_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "PEERS", tmp_path)
+    (tmp_path / "accelerate").mkdir()
+    monkeypatch.setattr(sys, "argv", ["peers"])
+    with pytest.raises(SystemExit, match=r"not installed: lightning, transformers\n    try:     make bench-peers"):
+        peers.arguments()
+
+
+def test_every_contender_has_its_file_and_its_pin() -> None:
+    pins = (ROOT / "requirements-bench.lock").read_text()
+    for module, package in peers.CONTENDERS.values():
+        assert not module or (ROOT / f"benchmarks/contenders/{module}.py").exists()
+        assert not package or f"\n{package}==" in pins
+    assert not [line for line in pins.splitlines() if line.startswith(("torch==", "triton==", "nvidia-"))], "torch is .venv's"
+
+
+def test_batches_are_whole_sequences_with_their_next_tokens(shard: Path) -> None:
+    batches = list(parts.Steps(job(shard)))
+    assert len(batches) == 3
+    for inputs, targets in batches:
+        assert inputs.shape == (2, 8) and inputs.dtype == torch.int64
+        assert torch.equal(targets, inputs + 1) and not (inputs[:, 0] % 8).any()
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(batches, parts.loader(job(shard)), strict=True))
+
+
+def test_the_bare_loop_trains(shard: Path) -> None:
+    from benchmarks.contenders import bare
+
+    torch.manual_seed(0)
+    trace = bare.run(job(shard, steps=20))
+    assert len(trace.stamps) == 20 and sorted(trace.stamps) == trace.stamps and trace.loss < 5.7  # ln 320 = 5.77
+
+
+def test_the_baseline_has_our_size() -> None:
+    sizes = [sum(p.numel() for p in m.parameters()) for m in (gpt2.GPT2(4, 256, 320, 256), GPT(Shape(4, 320, 256)))]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
+    assert [gpt2.share(step, 600) for step in (0, 29, 599)] == pytest.approx([1 / 30, 1, 0.1])
+
+
+def test_the_baseline_writes_what_we_read(shard: Path, tmp_path: Path) -> None:
+    out = tmp_path / "records.jsonl"
+    facts = {"depth": 1, "seq_len": 8, "batch": 2, "steps": 3, "rate": 1e-3, "seed": 1, "bf16": False, "vocab": 320, "bos": 256}
+    facts |= {"train": str(shard), "val": str(shard), "eval_every": 2, "eval_tokens": 32, "out": str(out)}
+    gpt2.train(gpt2.Run(**facts))  # type: ignore[arg-type]
+    curve = target.read(out, "baseline", 1)
+    assert curve.steps == 3 and set(curve.val_bpb) == {2, 3} and curve.final == curve.val_bpb[3]
+    assert curve.seconds == pytest.approx(sum(json.loads(line).get("step_ms", 0) for line in out.read_text().splitlines()) / 1000)
+
+
+def test_the_shortest_run_that_reaches_the_target() -> None:
+    class Played:
+        def __init__(self) -> None:
+            self.asked: list[int] = []
+
+        def ours(self, seed: int, steps: int) -> target.Curve:
+            self.asked.append(steps)
+            return target.Curve("ours", seed, [1.0] * steps, [1.0] * steps, {steps: 3.0 - steps / 100})
+
+    played = Played()
+    found = target.first_at(played, 1.0, 1, [100, 200, 300])  # type: ignore[arg-type]
+    assert found and found.steps == 200 and played.asked == [100, 200]
+    assert target.first_at(played, 0.0, 1, [100]) is None  # type: ignore[arg-type]
