@@ -46,6 +46,7 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         compiled=compiled.value,
         cuda=device.value == "cuda",
         muon=config.optimizer == "muon",
+        ranks=ranks,
     )
     fitting = fit.choose(asked, config, ranks, room)
     split = batch.split(fitting.load.sequences, config.max_seq_len, ranks, config.total_batch_size) if fitting else None

@@ -171,6 +171,7 @@ def test_kill_and_resume_with_dropout_is_bit_exact(launch: Launch, text: Path, w
     assert final[0] == final[1], "weights and optimizer state, bit for bit"
 
 
+@pytest.mark.slow
 def test_resume_on_another_number_of_ranks_keeps_the_order(launch: Launch, text: Path) -> None:
     """Two ranks, then one, then two: the losses are those of the run that was never stopped."""
     settings = {"data": text, "device_batch_size": 8, **EXACT, "warmdown_ratio": 0, "warmup_ratio": 0}

@@ -63,7 +63,8 @@ def test_enhanced_script_makes_the_same_plan_and_reports_resources(launch: Launc
     enhanced = launch("./train_dual_gpu_enhanced.sh", f"--config={QUICKSTART}", name="b").ok()
     plans = [json.loads(r.run.plan.read_text()) for r in (simple, enhanced)]
     own = {"created", "command", "run_name", "run_dir", "log_file", "config", "memory"}
-    assert {k: v for k, v in plans[0].items() if k not in own} == {k: v for k, v in plans[1].items() if k not in own}
+    same = [re.sub(r"[\d.]+ GiB free", "… free", json.dumps({k: v for k, v in p.items() if k not in own})) for p in plans]
+    assert same[0] == same[1]
     assert {k: v for k, v in plans[0]["config"].items() if k != "run_name"} == {
         k: v for k, v in plans[1]["config"].items() if k != "run_name"
     }
@@ -132,9 +133,17 @@ def test_nothing_listens_outside_loopback(launch: Launch) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(re.search(r"[\s'\"]", str(ROOT)) is not None, reason="torch.compile on a CPU can not be in a folder with a space")
 def test_compile_works_on_two_ranks(launch: Launch) -> None:
-    flags = {"num_iterations": 3, "precision": "fp32", "device_batch_size": 2, "cwd": ROOT}  # see the next test
+    """Compiled blocks inside DDP, with activation checkpointing around them and the loss in parts."""
+    flags = {
+        "num_iterations": 4,
+        "eval_every": 2,
+        "depth": 2,
+        "precision": "fp32",
+        "device_batch_size": 2,
+        "cwd": ROOT,
+    }  # see the next test
     plain = launch("./launch_train.sh", "2", QUICKSTART, **flags).ok()
-    compiled = launch("./launch_train.sh", "2", QUICKSTART, env={"TORCH_COMPILE": "1"}, **flags)
+    compiled = launch("./launch_train.sh", "2", QUICKSTART, env={"TORCH_COMPILE": "1"}, activation_checkpointing=1, loss_chunks=2, **flags)
     assert compiled.wait(240) == 0, compiled.output[-3000:]
     assert json.loads(compiled.run.plan.read_text())["compile"]["value"] is True
     assert compiled.losses == pytest.approx(plain.losses, rel=1e-3)

@@ -37,14 +37,15 @@ def peak(load: Load) -> int:
     """Bytes at the peak of an eager step of this load. Raises Unavailable.
 
     The peak is linear in the number of plain and of checkpointed blocks, so three models of two or three blocks with the
-    real width, batch and vocabulary are measured and extrapolated: a second each.
+    real width, batch and vocabulary are measured and extrapolated: a second each. What the other ranks hold of Muon's state is
+    taken off.
     """
     plain, again = load.depth - load.blocks, load.blocks
     p, a = min(plain, 1), min(again, 1)
     base = step_peak(load, p, a)
     more_plain = step_peak(load, p + 1, a) - base if plain > p else 0
     more_again = step_peak(load, p, a + 1) - base if again > a else 0
-    return base + (plain - p) * more_plain + (again - a) * more_again
+    return base + (plain - p) * more_plain + (again - a) * more_again - load.elsewhere
 
 
 def step_peak(load: Load, plain: int, again: int) -> int:

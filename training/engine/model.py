@@ -122,6 +122,16 @@ class GPT(nn.Module):
         angles = torch.outer(torch.arange(self.shape.max_seq_len), frequency)
         self.cos, self.sin = angles.cos(), angles.sin()
 
+    def compile_parts(self) -> None:
+        """torch.compile each block, and the loss with its logits; as torchtitan does, not the whole model.
+
+        One block is compiled for all of them, gradients are exchanged while the next block's backward pass runs, and
+        activation checkpointing stands around compiled blocks (DDP's own graph splitter refuses it).
+        """
+        for block in self.blocks:
+            block.compile(dynamic=False)
+        self._chunk = torch.compile(self._chunk, dynamic=False)  # type: ignore[method-assign]
+
     def forward(self, inputs: Tensor, targets: Tensor | None = None, reduction: str = "mean") -> Tensor:
         """inputs, targets: (batch, T) int64, T ≤ max_seq_len; a target of −1 is not counted."""
         length = inputs.size(1)
@@ -162,7 +172,8 @@ class GPT(nn.Module):
         device = self.head.weight.device
         tokens = torch.tensor([prompt], device=device)
         for _ in range(count):
-            logits = self(tokens[:, -self.shape.max_seq_len :])[:, -1]
+            with torch.compiler.set_stance("force_eager"):  # each length would be compiled
+                logits = self(tokens[:, -self.shape.max_seq_len :])[:, -1]
             chances = torch.softmax(logits.cpu() / temperature, dim=-1)
             tokens = torch.cat((tokens, torch.multinomial(chances, 1, generator=generator).to(device)), dim=1)
         return tokens[0, len(prompt) :].tolist()

@@ -27,7 +27,7 @@ from training.engine.saver import Saver
 
 @dataclass
 class Session:
-    """One rank's training: `raw` is the bare model, `model` what the loop calls (DDP, compiled)."""
+    """One rank's training: `raw` is the bare model, `model` what the loop calls (DDP around it when there are several ranks)."""
 
     config: Config
     run: rundir.RunDir
@@ -55,8 +55,7 @@ class Session:
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
         """Gradients are exchanged in the last micro-batch of a step only."""
-        ddp = getattr(self.model, "_orig_mod", self.model)
-        return nullcontext() if last or not isinstance(ddp, DistributedDataParallel) else ddp.no_sync()
+        return nullcontext() if last or not isinstance(self.model, DistributedDataParallel) else self.model.no_sync()
 
     def save(self, position: checkpoint.Position, *, required: bool) -> None:
         """Rank 0 copies the state and lets it be written; with `required` it is on the disk afterwards (OSError). A collective."""
@@ -123,17 +122,20 @@ def _saver(run: rundir.RunDir, config: Config) -> Saver:
 
 
 def _wrap(raw: GPT, plan: dict[str, Any], world: World) -> torch.nn.Module:
-    model: torch.nn.Module = raw
-    if world.world_size > 1:
-        model = DistributedDataParallel(
-            raw,
-            device_ids=[world.device.index] if world.device.type == "cuda" else None,
-            **_no_buffer_broadcast(),
-            find_unused_parameters=plan["config"]["find_unused_parameters"],
-            static_graph=plan["static_graph"]["value"],
-            gradient_as_bucket_view=True,
-        )
-    return torch.compile(model) if plan["compile"]["value"] else model
+    if plan["compile"]["value"]:
+        raw.compile_parts()
+        if world.rank == 0:
+            console.info("the first step compiles the model: some ten seconds, less when torch has it in its cache")
+    if world.world_size == 1:
+        return raw
+    return DistributedDataParallel(
+        raw,
+        device_ids=[world.device.index] if world.device.type == "cuda" else None,
+        **_no_buffer_broadcast(),
+        find_unused_parameters=plan["config"]["find_unused_parameters"],
+        static_graph=plan["static_graph"]["value"],
+        gradient_as_bucket_view=True,
+    )
 
 
 def _no_buffer_broadcast() -> dict[str, Any]:

@@ -31,6 +31,7 @@ class Load:
     compiled: bool
     cuda: bool = True
     muon: bool = True  # for the blocks' matrices; False: AdamW
+    ranks: int = 1  # that share Muon's state (training/engine/optim.py)
     blocks: int = 0  # checkpointed
     chunks: int = 1  # of the loss
 
@@ -41,6 +42,12 @@ class Load:
     @property
     def tokens(self) -> int:
         return self.sequences * self.seq_len
+
+    @property
+    def elsewhere(self) -> int:
+        """Bytes of Muon's state that the other ranks hold."""
+        whole = 4 * 12 * self.depth * self.width**2 if self.muon else 0
+        return whole - whole // self.ranks
 
     @property
     def extra_time(self) -> float:
@@ -145,7 +152,7 @@ def estimate(load: Load) -> Estimate:
     return Estimate(
         parameters=4 * weights,
         gradients=4 * weights,
-        optimizer=(4 if load.muon else 8) * load.depth * matrices + 16 * table,
+        optimizer=(4 if load.muon else 8) * load.depth * matrices + 16 * table - load.elsewhere,
         weight_copies=at_loss if loss_is_peak else in_block,
         activations=kept,
         logits=logits if loss_is_peak else 0,
