@@ -9,6 +9,7 @@ prints the run directory that it made, and nothing else; problems go to standard
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from training import console, rundir
+from training import console, resume, rundir
 from training.config import batch, flags
 from training.config.help import option_lines
 from training.data.tokenizer import vocab_of
@@ -37,11 +38,14 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     precision = decide.precision(config, device.value, local, machine)
     compiled = decide.compiled(config, device.value)
     room = decide.budget(device.value, local, machine)
+    vocab = vocab_of(config.tokenizer, config.vocab_size)
+    shape = {"depth": config.depth, "vocab": vocab, "max_seq_len": config.max_seq_len}
+    resume_notes = resume.check_model(request, shape) if request.resume_from else []
     asked = memory.Load(
         config.depth,
         0,
         config.max_seq_len,
-        vocab_of(config.tokenizer, config.vocab_size),
+        vocab,
         bf16=precision.value == "bf16",
         compiled=compiled.value,
         cuda=device.value == "cuda",
@@ -87,7 +91,7 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         "variables": [v.record() for v in chosen],
         "master_port": port,
         "resume": bool(request.resume_from),
-        "notes": request.notes + variables.useless(environ) + _warnings(request, device.value, checks, static_graph),
+        "notes": request.notes + resume_notes + variables.useless(environ) + _warnings(request, device.value, checks, static_graph),
         "text": [],
     }
     plan["text"] = sentences(plan, split, estimate, fitting)
@@ -139,7 +143,8 @@ def sentences(plan: Plan, split: batch.Batch, estimate: memory.Estimate, fitting
         f"precision {plan['precision']['value']}: {plan['precision']['reason']}; "
         f"compile {'on' if plan['compile']['value'] else 'off'}: {plan['compile']['reason']}",
         f"batch: {split.sentence()}",
-        f"length: {' or '.join(duration) or '1 epochs'}, whichever comes first; data: {plan['data']['name']}, "
+        f"length: {' or '.join(duration) or '1 epoch'}{', whichever comes first' if len(duration) > 1 else ''}; "
+        f"data: {plan['data']['name']}, "
         f"{plan['data']['files']} files, {plan['data']['bytes'] / 1e6:.1f} MB",
         f"memory, estimated: {estimate.sentence()}" + (f"; the original authors promise {promise} of 32 GB" if promise else ""),
         fitting.sentence(),
@@ -154,6 +159,9 @@ def write(plan: Plan, checks: list[preflight.Check], request: Request) -> rundir
     run = request.resume_from or _new_run(request)
     log = _new_log(request)
     run.create()
+    if request.resume_from:
+        run.plan.replace(run.plan_before)  # comes back when the data is refused
+        run.data.unlink(missing_ok=True)  # ranks of another launcher must not read the old one
     plan |= {"run_name": run.name, "run_dir": str(run.path), "log_file": str(log)}
     rundir.write_json(run.preflight, {"checks": [c.record() for c in checks]})
     set_here = {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
@@ -162,6 +170,14 @@ def write(plan: Plan, checks: list[preflight.Check], request: Request) -> rundir
     rundir.write_bytes(run.env, _nul([f"{name}={value}" for name, value in set_here.items()]))
     rundir.write_json(run.plan, plan)
     return run
+
+
+def withdraw(run: rundir.RunDir) -> None:
+    """The plan was refused after all (its data): a new run goes, a resumed one is again what it was."""
+    if run.plan_before.exists():
+        run.plan_before.replace(run.plan)
+    else:
+        shutil.rmtree(run.path)
 
 
 def _nul(words: list[str]) -> bytes:
@@ -205,8 +221,8 @@ def describe(plan: Plan, checks: list[preflight.Check]) -> str:
     for v in plan["variables"]:
         lines.append(f"  {v['name']}={v['value']}   {v['origin']}: {v['why']}")
     lines += ["", "Resources", preflight.table([c.record() for c in checks]).rstrip("\n")]
-    for check in checks:
-        lines += [f"           try: {fix}" for fix in check.fixes if check.status == preflight.ERROR]
+    fixes = dict.fromkeys(fix for check in checks if check.status == preflight.ERROR for fix in check.fixes)
+    lines += [f"           try: {fix}" for fix in fixes]
     lines += ["", *(f"note: {n}" for n in plan["notes"])] if plan["notes"] else []
     return "\n".join(lines)
 

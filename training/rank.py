@@ -155,8 +155,23 @@ def _data(run: rundir.RunDir, plan: Plan, world: World) -> Prepared:
 
     if world.rank == 0:
         heartbeat.current.beat("preparing data")
-        return store.prepare(run, plan)
+        return store.prepare(run, plan) if "DUET_SUPERVISED" in os.environ else _prepare_alone(run, plan)
     heartbeat.current.beat("waiting for data")
     while (data := store.published(run)) is None:
         time.sleep(POLL_S)
+    return data
+
+
+def _prepare_alone(run: rundir.RunDir, plan: Plan) -> Prepared:
+    """What the supervisor does where there is one. A resumed run whose new data is refused is again what it was."""
+    from training.data import store
+
+    try:
+        data = store.prepare(run, plan)
+    except UserError:
+        if run.plan_before.exists():
+            run.plan_before.replace(run.plan)
+        raise
+    for old in (run.summary, run.failure, run.plan_before):
+        old.unlink(missing_ok=True)
     return data

@@ -41,6 +41,7 @@ class Request:
     check: bool  # dry run with a measurement
     source: corpus.Source
     resume_from: rundir.RunDir | None
+    resumed: files.Values  # its configuration
     experiments: Path
     logs: Path
     notes: list[str] = field(default_factory=list)
@@ -138,6 +139,7 @@ def read(
         line.on("check"),
         source,
         resume_from,
+        resumed,
         experiments,
         _folder("log_dir", resolved),
         notes,

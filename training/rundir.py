@@ -15,12 +15,16 @@ from training import console
 VARIABLE = "DUET_RUN_DIR"
 
 
+_warned: set[Path] = set()  # files that could not be written, said once
+
+
 class RunDir:
     """Paths of one run. `create()` makes the folders; reading never needs them to be there."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.plan = self.path / "plan.json"
+        self.plan_before = self.path / "plan.before.json"  # of a resumed run, until its data is accepted
         self.preflight = self.path / "preflight.json"
         self.argv = self.path / "launch.argv"
         self.env = self.path / "launch.env"
@@ -59,7 +63,9 @@ class RunDir:
         try:
             append_json(self.events, {"time": time.time(), "event": kind, **facts})
         except OSError as error:
-            console.warning(f"{self.events} can not be written: {error.strerror}")
+            if self.events not in _warned:
+                console.warning(f"{self.events} can not be written: {error.strerror}")
+            _warned.add(self.events)
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -38,18 +38,17 @@ def main(argv: list[str]) -> int:
     if leaked := spawn.leaked():
         console.warning(f"left out of the ranks' environment, another launcher's: {', '.join(leaked)}")
     rundir.write_json(run.supervisor, {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time(), "ranks": []})
-    for old in (run.summary, run.failure):
-        old.unlink(missing_ok=True)
     try:
         store.prepare(run, plan)
     except UserError as error:
-        if not plan["resume"]:
-            shutil.rmtree(run.path)
+        planner.withdraw(run)
         console.report(error)
         return error.code
     except KeyboardInterrupt:
         console.warning("interrupted while preparing the data")
         return Exit.INTERRUPTED
+    for old in (run.summary, run.failure, run.plan_before):
+        old.unlink(missing_ok=True)
     try:
         return _attempts(run, plan, stages)
     except UserError as error:

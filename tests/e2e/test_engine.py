@@ -182,3 +182,38 @@ def test_resume_on_another_number_of_ranks_keeps_the_order(launch: Launch, text:
     again = launch("./launch_train.sh", "2", tiny=False, resume="moved", num_iterations=24).ok()
     assert max(again.steps) == 24
     same(again, whole, 1e-2)
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was(launch: Launch, text: Path, tmp_path: Path) -> None:
+    """Each refusal names the reason before a rank starts, and the plain command works afterwards."""
+    launch(*RUN, name="kept", data=text, num_iterations=4, save_every=2).ok()
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("not JSON\n")
+    for flag, value, said in (
+        ("depth", 2, "depth 1 (now 2)"),
+        ("optimizer", "adamw", "optimizer muon (now adamw)"),
+        ("data", bad, "not JSON"),
+    ):
+        refused = launch("./launch_train.sh", "2", tiny=False, resume="kept", num_iterations=6, **{flag: value})
+        assert refused.wait() == 2 and said in refused.output, refused.output
+        assert refused.summary["steps"] == 4, "the end of the run is still told"
+    again = launch("./launch_train.sh", "2", tiny=False, resume="kept", num_iterations=6).ok()
+    assert max(again.steps) == 6 and "changed in the resumed run" not in again.output
+
+
+def test_a_resume_says_what_it_changes(launch: Launch, text: Path, tmp_path: Path) -> None:
+    launch(*RUN, name="kept", data=text, num_iterations=4).ok()
+    other = tmp_path / "other.txt"
+    other.write_bytes((ROOT / "LICENSE").read_bytes()[1000:9000])
+    run = launch("./launch_train.sh", "2", tiny=False, resume="kept", num_iterations=6, seed=5, data=other).ok()
+    assert "seed 1337 → 5" in run.output and "not what the run would have been without the stop" in run.output
+    assert "the data is not what kept was trained on so far: its epoch begins anew" in run.output
+
+
+def test_a_resume_without_a_checkpoint_says_so(launch: Launch, text: Path) -> None:
+    run = launch(*RUN, name="early", data=text, num_iterations=100000, save_every=0)
+    run.wait_for("Iter: 3,")
+    run.process.send_signal(signal.SIGKILL)
+    run.wait()
+    again = launch("./launch_train.sh", "2", tiny=False, resume="early", num_iterations=4).ok()
+    assert "has no checkpoint yet: it begins again at step 0" in again.output and len(again.steps) >= 4

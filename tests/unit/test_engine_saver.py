@@ -11,7 +11,7 @@ from training.engine import checkpoint
 from training.engine.checkpoint import Position
 from training.engine.saver import Saver
 
-FACTS = {"shape": {"depth": 1}, "optimizer": "muon"}
+FACTS = {"shape": {"depth": 1}, "optimizer": "muon", "world_size": 1, "data": {}, "tokenizer": "bytes"}
 
 
 class Log:

@@ -182,7 +182,7 @@ def test_auto_takes_two_gpus_and_falls_back_to_the_cpu_with_the_reason(nvidia: N
         ({"COUNT": 1}, "2 GPUs are needed, 1 visible: 1 on this machine"),
         ({"COUNT": 0}, "2 GPUs are needed, 0 visible: 0 on this machine"),
         ({"CUDA_VISIBLE_DEVICES": "1"}, "2 GPUs are needed, 1 visible: 1 of 2 by CUDA_VISIBLE_DEVICES='1'"),
-        ({"FREE_GIB": "31,5"}, "Fake GPU 1, 5.0 GiB free of 32.0 GiB: this run needs 7.6 GiB"),
+        ({"FREE_GIB": "31,5"}, "Fake GPU 1, 5.0 GiB free of 32.0 GiB: this run needs 7.2 GiB"),
         ({"INIT": 9}, "the NVIDIA driver does not answer"),
         ({"torch": None}, "torch 2.99.0 is built for the CPU only: it can not use a GPU"),
         ({"torch": "14.1"}, "torch 2.99.0 is built for CUDA 14.1; driver 580.65.06 runs CUDA up to 13.0"),
@@ -202,7 +202,7 @@ def test_too_little_gpu_ends_with_exit_3_and_what_to_do(values: dict[str, object
 def test_a_tight_fit_is_a_warning(nvidia: Nvidia) -> None:
     done = dry_run(nvidia(FREE_GIB="22"), BALANCED)
     assert done.returncode == 0
-    assert "tight, the run may need 24.8 GiB" in done.stdout
+    assert "tight, the run may need 24.4 GiB" in done.stdout
 
 
 def test_the_cpu_does_not_ask_the_driver(nvidia: Nvidia) -> None:

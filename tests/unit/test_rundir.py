@@ -20,6 +20,7 @@ def test_the_names_are_fixed(tmp_path: Path) -> None:
     found = {name: str(path.relative_to(run.path)) for name, path in vars(run).items() if name != "path"}
     assert found == {
         "plan": "plan.json",
+        "plan_before": "plan.before.json",
         "preflight": "preflight.json",
         "argv": "launch.argv",
         "env": "launch.env",

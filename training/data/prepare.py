@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import zlib
@@ -73,6 +74,12 @@ class Prepared:
 
     def _paths(self, part: str) -> list[Path]:
         return [Path(self.folder, name) for name in shards.names(part, len(self.sizes(part)))]
+
+
+def content(data: Prepared) -> str:
+    """One checksum of all tokens, whatever folder and files they came from."""
+    files = (rundir.read_json(Path(data.folder, "index.json")) or {"files": {}})["files"]
+    return hashlib.sha256(json.dumps({n: f["sha256"] for n, f in files.items() if n.endswith(".bin")}, sort_keys=True).encode()).hexdigest()
 
 
 def fingerprint(source: Source, text_field: str, chosen: str = BYTES, vocab_size: int = 0) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from training import console, rundir
+from training import console, resume, rundir
 from training.config.batch import Batch
 from training.config.schema import Config
 from training.data import corpus, extras, length, tokenizer
@@ -33,6 +33,8 @@ def prepare(run: rundir.RunDir, plan: dict[str, Any], cache: Path = CACHE) -> Pr
             raise UserError(problems)
         shown = _Shown(source.name)
         data = ensure(source, config.text_field, cache, shown, chosen=config.tokenizer, vocab_size=config.vocab_size)
+        if warning := resume.check_data(run, data):
+            console.warning(warning)
         steps = length.plan_length(config, batch, data)
     except OSError as error:
         rundir.write_json(run.data, {"failed": int(Exit.RESOURCES)})
@@ -54,6 +56,20 @@ def published(run: rundir.RunDir) -> Prepared | None:
     if "failed" in facts:
         raise UserError([], Exit(facts["failed"]))
     return Prepared(**{name: facts[name] for name in Prepared.__dataclass_fields__})
+
+
+def changed(run: rundir.RunDir) -> str:
+    """The first shard of the run that no longer has its size: cut while ranks read it from memory, it kills them by SIGBUS."""
+    facts = rundir.read_json(run.data) or {}
+    if any(name not in facts for name in Prepared.__dataclass_fields__):
+        return ""
+    data = Prepared(**{name: facts[name] for name in Prepared.__dataclass_fields__})
+    for part, paths in (("train", data.train), ("val", data.val)):
+        for path, tokens in zip(paths, data.sizes(part), strict=True):
+            size = path.stat().st_size if path.exists() else 0
+            if size != tokens * data.token_bytes:
+                return f"the shard {path} has {size} bytes, not {tokens * data.token_bytes}: it was changed while the run read it"
+    return ""
 
 
 class _Shown:

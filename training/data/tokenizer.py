@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import re
@@ -117,6 +118,12 @@ def of(prepared: Prepared) -> Tokenizer:
         what = f"{prepared.folder}/index.json is missing or damaged"
         raise UserError(Problem(what, "the folder as it was prepared; the next start makes it again", fixes), Exit.RESOURCES)
     return load(str(Path(prepared.folder, name)), prepared.tokenizer, prepared.vocab) if name else Bytes()
+
+
+def identity(prepared: Prepared) -> str:
+    """What tells its tokenizer from all others: the checksum of the file in the prepared folder, or bytes."""
+    file = next((f for f in (Path(prepared.folder, name) for name in (JSON, TIKTOKEN)) if f.is_file()), None)
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file else BYTES
 
 
 def load(tokenizer: str, name: str = "", padded_vocab: int = 0) -> Tokenizer:

@@ -1,7 +1,7 @@
 """Checkpoints that survive a crash at any instant and are verified when written and when read.
 
     checkpoints/step_00000200/state.pt       weights, optimizer
-                              manifest.json  step, position in the data, sha256 and size of state.pt
+                              manifest.json  step, position in the data, sha256 and size of state.pt and of itself
 
 Written into a temporary folder, fsynced, read back, renamed: a folder named step_* is whole. A flipped bit is noticed by the
 checksum, and the checkpoint before is used.
@@ -20,10 +20,9 @@ from typing import Any, BinaryIO
 
 import torch
 
-from training import rundir
+from training.engine import manifest
 from training.errors import Problem, UserError
 
-FORMAT = 2
 TEMPORARY = ".writing-"
 CHUNK = 1 << 20
 
@@ -64,7 +63,7 @@ def save(folder: Path, position: Position, state: dict[str, Any], facts: dict[st
 
     Raises OSError; the earlier checkpoints are then untouched.
     """
-    final = folder / f"step_{position.step:08d}"
+    final = folder / manifest.folder_name(position.step)
     work = Path(tempfile.mkdtemp(dir=folder, prefix=TEMPORARY))
     try:
         with (work / "state.pt").open("wb") as file:
@@ -74,8 +73,7 @@ def save(folder: Path, position: Position, state: dict[str, Any], facts: dict[st
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # the check shall read the disk, not the cache
         checksum = hashed.digest.hexdigest()
-        manifest = {"format": FORMAT, **asdict(position), **facts, "bytes": hashed.bytes, "sha256": checksum}
-        rundir.write_json(work / "manifest.json", manifest)
+        manifest.write(work, {**asdict(position), **facts, "bytes": hashed.bytes, "sha256": checksum})
         if _sha256(work / "state.pt") != checksum:
             raise OSError(f"the disk does not give back what was written to {work / 'state.pt'}")
         os.chmod(work, 0o755)
@@ -85,7 +83,9 @@ def save(folder: Path, position: Position, state: dict[str, Any], facts: dict[st
         _sync_folder(folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    for old in sorted(folder.glob("step_*"))[:-keep]:
+    # Later ones are of a past that was given up: damaged, or before a resume from an older one.
+    before, later = ([p for p in manifest.all_in(folder) if p != final and (p < final) == earlier] for earlier in (True, False))
+    for old in [*before[: len(before) - keep + 1], *later]:
         shutil.rmtree(old)
     return final
 
@@ -118,44 +118,28 @@ def latest(folder: Path) -> Loaded | None:
     Raises UserError when there are checkpoints but every one is damaged: starting over would hide the loss.
     """
     skipped: list[str] = []
-    for path in sorted(folder.glob("step_*"), reverse=True):
-        manifest = rundir.read_json(path / "manifest.json")
-        wrong = _wrong(path / "state.pt", manifest)
-        if wrong or manifest is None:
+    for path in reversed(manifest.all_in(folder)):
+        facts, wrong = manifest.read(path)
+        wrong = wrong or _wrong(path / "state.pt", facts or {})
+        if wrong or facts is None:
             skipped.append(f"{path.name}: {wrong}")
             continue
-        position = Position(manifest["step"], manifest["epoch"], manifest["used"])
+        position = Position(facts["step"], facts["epoch"], facts["used"])
         state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
-        return Loaded(position, state, manifest, path, skipped)
+        return Loaded(position, state, facts, path, skipped)
     if skipped:
         raise UserError(Problem(f"every checkpoint in {folder} is damaged: {'; '.join(skipped)}", "a run with a whole checkpoint"))
     return None
 
 
-def _wrong(state: Path, manifest: dict[str, Any] | None) -> str:
-    """What is wrong with a checkpoint, or nothing."""
-    if manifest is None:
-        return "manifest.json is missing or damaged"
-    if manifest.get("format") != FORMAT:
-        return f"written in format {manifest.get('format')}, this version reads {FORMAT}"
+def _wrong(state: Path, facts: dict[str, Any]) -> str:
+    """What is wrong with the state of a checkpoint, or nothing."""
     try:
         size = state.stat().st_size
-        if size != manifest["bytes"]:
-            return f"state.pt has {size} of {manifest['bytes']} bytes"
-        if _sha256(state) != manifest["sha256"]:
+        if size != facts["bytes"]:
+            return f"state.pt has {size} of {facts['bytes']} bytes"
+        if _sha256(state) != facts["sha256"]:
             return "state.pt does not match its checksum (a flipped bit?)"
     except OSError as error:
         return f"state.pt can not be read: {error.strerror}"
     return ""
-
-
-def check_same(loaded: Loaded, facts: dict[str, Any]) -> None:
-    """Raises UserError when the checkpoint belongs to another model or optimizer than `facts` (shape, optimizer) say."""
-    saved = {**loaded.manifest["shape"], "optimizer": loaded.manifest["optimizer"]}
-    wanted = {**facts["shape"], "optimizer": facts["optimizer"]}
-    different = [name for name in wanted if saved.get(name) != wanted[name]]
-    if different:
-        shown = ", ".join(f"{name} {saved.get(name)} (now {wanted[name]})" for name in different)
-        fixes = ["leave --tokenizer, --vocab_size and --data out" if n == "vocab" else f"leave --{n} out" for n in different]
-        what = f"checkpoint {loaded.path} is of another model: {shown}"
-        raise UserError(Problem(what, "the same model: a resumed run keeps its own values", fixes))

@@ -48,6 +48,8 @@ def write_summary(session: Session, plan: dict[str, Any], position: Position, co
     steps: dict[int, dict[str, Any]] = {}
     evals: dict[int, dict[str, Any]] = {}
     for record in rundir.read_records(session.run.metrics):
+        if record["step"] > position.step:
+            continue  # of a part that a resume has given up
         (evals if "val_bpb" in record else steps)[record["step"]] = record  # after a resume the last one counts
     first, last = steps[min(steps)], steps[max(steps)]
     recent = [r for _, r in sorted(steps.items())][1:] or [first]  # the first step pays for warm-up

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from training.config.batch import Batch
 from training.config.schema import Config
 from training.data.length import Length, plan_length
 from training.data.loader import Batches, TokenDataset, dataset
-from training.data.prepare import Prepared
-from training.data.tokenizer import Tokenizer
+from training.data.prepare import Prepared, content
+from training.data.tokenizer import Tokenizer, identity
 from training.data.tokenizer import of as tokenizer_of
 from training.distributed import World
 from training.engine import checkpoint, optim
@@ -75,10 +75,20 @@ def begin(plan: dict[str, Any], run: rundir.RunDir, world: World, data: Prepared
     frugal = Frugal(plan["activation_checkpointing"]["value"], plan["loss_chunks"]["value"])
     raw = GPT(shape, frugal, config.dropout).to(world.device)
     optimizer = optim.build(raw, config)
-    facts = {"shape": asdict(shape), "optimizer": config.optimizer, "world_size": world.world_size, "data": data.name, "run": run.name}
+    facts: dict[str, Any] = {
+        "shape": asdict(shape),
+        "optimizer": config.optimizer,
+        "world_size": world.world_size,
+        "data": {"folder": Path(data.folder).name, "tokens_sha256": content(data)},
+        "tokenizer": identity(data),
+        "run": run.name,
+    }
+    position = checkpoint.Position()
     loaded = checkpoint.latest(run.checkpoints)
     if loaded:
-        checkpoint.check_same(loaded, facts)
+        position = loaded.position
+        if loaded.manifest["data"]["tokens_sha256"] != facts["data"]["tokens_sha256"]:  # said when the data was prepared
+            position = replace(position, used=0)
         raw.load_state_dict(loaded.state["model"])
         optimizer.load_state_dict(loaded.state["optimizer"])
         _tell_resume(loaded, run, world)
@@ -104,7 +114,7 @@ def begin(plan: dict[str, Any], run: rundir.RunDir, world: World, data: Prepared
         validation=dataset(data, "val", config.max_seq_len),
         tokenizer=tokenizer_of(data),
         autocast=torch.autocast(world.device.type, torch.bfloat16, enabled=plan["precision"]["value"] == "bf16"),
-        position=loaded.position if loaded else checkpoint.Position(),
+        position=position,
         saver=_saver(run, config),
         facts=facts,
     )

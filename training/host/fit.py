@@ -81,7 +81,8 @@ def _frugal(load: Load, config: Config, room: int | None) -> tuple[Load, str]:
     sequences = f"{load.sequences} sequence{'s' if load.sequences > 1 else ''}"
     if found is None:
         least = min(_candidates(load, config, everything=True), key=lambda one: estimate(one).total)
-        return least, f"as frugal as can be, but {sequences} do not fit {gib(room)}"
+        given = AUTO not in (config.activation_checkpointing, config.loss_chunks)
+        return least, f"{'as asked' if given else 'as frugal as can be'}, but {sequences} do not fit {gib(room)}"
     roomy = cheapest(load, config, room, lambda one: one.tight)
     if roomy and roomy.extra_time - found.extra_time <= CHEAP:
         found = roomy

@@ -11,6 +11,7 @@ from typing import Any
 
 from training import rundir
 from training.config.batch import device_choices
+from training.data import store
 from training.errors import RANK_DISK_FULL, Exit
 from training.host.process import STOP_SIGNALS
 from training.launch.attempt import Outcome
@@ -90,6 +91,8 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
             CAUSE_BY_TYPE.get(own["type"], "unknown"),
             f"{own['type']}: {own['message'].splitlines()[0] if own['message'] else ''}",
         )
+    elif -status == signal.SIGBUS and (changed := store.changed(run)):
+        cause, summary = "unknown", f"killed by SIGBUS: {changed}; the next start prepares it again"
     else:
         cause, summary = "unknown", _death(status)
     return {

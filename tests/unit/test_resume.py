@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.conftest import ask, only
+from training import resume, rundir
+from training.config.schema import Config
+from training.data import store
+from training.data.corpus import Source
+from training.data.prepare import Prepared, content, ensure
+from training.data.tokenizer import identity
+from training.engine import manifest
+from training.errors import UserError
+
+SHAPE = {"depth": 2, "vocab": 320, "max_seq_len": 64}
+
+
+def prepared(folder: Path, text: str, name: str = "a", **chosen: Any) -> Prepared:
+    file = folder / f"{name}.txt"
+    file.write_text(text)
+    return ensure(Source(name, (file,), file.stat().st_size), "text", folder / "cache", **chosen)
+
+
+def checkpoint(run: rundir.RunDir, data: Prepared | None = None, step: int = 3, **changes: Any) -> Path:
+    folder = run.checkpoints / manifest.folder_name(step)
+    folder.mkdir(parents=True)
+    facts = {"step": step, "epoch": 0, "used": 8, "shape": SHAPE, "optimizer": "muon", "world_size": 2, "bytes": 0, "sha256": ""}
+    facts |= {"data": {}, "tokenizer": "bytes"}
+    if data:
+        facts |= {"data": {"folder": Path(data.folder).name, "tokens_sha256": content(data)}, "tokenizer": identity(data)}
+    manifest.write(folder, facts | changes)
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> rundir.RunDir:
+    return rundir.RunDir(tmp_path / "run")
+
+
+def request_for(run: rundir.RunDir, **changes: Any) -> Any:
+    found = ask("--device=cpu", *(f"--{k}={v}" for k, v in changes.items()))
+    found.resume_from = run
+    return found
+
+
+def test_the_same_model_goes_on(run: rundir.RunDir) -> None:
+    checkpoint(run)
+    assert resume.check_model(request_for(run), SHAPE) == []
+
+
+def test_another_model_is_refused_with_everything_that_differs(run: rundir.RunDir) -> None:
+    checkpoint(run)
+    with pytest.raises(UserError) as caught:
+        resume.check_model(request_for(run, optimizer="adamw"), {**SHAPE, "depth": 4, "vocab": 512})
+    problem = only(caught.value.problems)
+    assert "depth 2 (now 4), vocab 320 (now 512), optimizer muon (now adamw)" in problem.what
+    assert "leave --depth --tokenizer and --vocab_size --optimizer out" in problem.fixes[0]
+
+
+def test_the_newest_manifest_that_can_be_read_counts(run: rundir.RunDir) -> None:
+    checkpoint(run, step=3)
+    (checkpoint(run, step=4, optimizer="adamw") / manifest.NAME).write_text("{")
+    assert resume.check_model(request_for(run), SHAPE) == []
+
+
+def test_no_checkpoint_is_said(run: rundir.RunDir) -> None:
+    assert "begins again at step 0" in resume.check_model(request_for(run), SHAPE)[0]
+
+
+def test_changes_are_listed_and_inexact_ones_marked() -> None:
+    old = {"seed": (1, "x"), "depth": (12, "x"), "num_iterations": (5, "x"), "eval_every": (7, "x")}
+    assert resume.changes(Config(seed=1, eval_every=7, num_iterations=9), old) == []
+    assert resume.changes(Config(seed=1, eval_every=8), old) == ["changed in the resumed run: eval_every 7 → 8"]
+    (note,) = resume.changes(Config(seed=2, eval_every=7), old)
+    assert "seed 1 → 2; not what the run would have been without the stop" in note
+
+
+def test_the_same_tokens_from_another_file_are_the_same_data(run: rundir.RunDir, tmp_path: Path) -> None:
+    checkpoint(run, prepared(tmp_path, "some text " * 100))
+    assert resume.check_data(run, prepared(tmp_path, "some text " * 100, "moved")) == ""
+    assert "its epoch begins anew" in resume.check_data(run, prepared(tmp_path, "other text " * 100, "b"))
+
+
+def test_another_tokenizer_is_refused_with_the_file_of_the_old_one(run: rundir.RunDir, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    first = prepared(tmp_path, "some text, and more of it " * 100, chosen="bpe", vocab_size=270)
+    checkpoint(run, first)
+    assert resume.check_data(run, first) == ""
+    other = prepared(tmp_path, "quite other words that merge otherwise " * 100, "b", chosen="bpe", vocab_size=270)
+    with pytest.raises(UserError) as caught:
+        resume.check_data(run, other)
+    fix = only(caught.value.problems).fixes[0]
+    assert fix == f"--tokenizer={Path(first.folder) / 'tokenizer.json'}"
+    loaded = prepared(tmp_path, "quite other words that merge otherwise " * 100, "b", chosen=fix.removeprefix("--tokenizer="))
+    assert "begins anew" in resume.check_data(run, loaded), "the advice works: other data, the same tokens"
+
+
+def test_a_shard_that_changed_under_a_run_is_named(run: rundir.RunDir, tmp_path: Path) -> None:
+    from dataclasses import asdict
+
+    data = prepared(tmp_path, "some text " * 100)
+    assert store.changed(run) == ""
+    run.path.mkdir()
+    rundir.write_json(run.data, asdict(data))
+    assert store.changed(run) == ""
+    data.train[0].write_bytes(b"12")
+    assert str(data.train[0]) in store.changed(run) and "has 2 bytes" in store.changed(run)

@@ -1,0 +1,56 @@
+"""The manifest of a checkpoint: what it belongs to and how to prove it whole. Imports no torch: the plan reads it too."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from training import rundir
+
+FORMAT = 2
+NAME = "manifest.json"
+# What a checkpoint says of itself; `own_sha256` is the checksum of everything else in the manifest.
+KEYS = ("format", "step", "epoch", "used", "shape", "optimizer", "world_size", "data", "tokenizer", "bytes", "sha256", "own_sha256")
+
+Manifest = dict[str, Any]
+
+
+def write(folder: Path, facts: Manifest) -> None:
+    facts = {"format": FORMAT, **facts}
+    rundir.write_json(folder / NAME, {**facts, "own_sha256": _checksum(facts)})
+
+
+def read(folder: Path) -> tuple[Manifest | None, str]:
+    """(manifest of a checkpoint's folder, what is wrong with it)."""
+    found = rundir.read_json(folder / NAME)
+    if found is None:
+        return None, f"{NAME} is missing or damaged"
+    if found.get("format") != FORMAT:
+        return None, f"written in format {found.get('format')}, this version reads {FORMAT}"
+    if missing := [key for key in KEYS if key not in found]:
+        return None, f"{NAME} lacks {', '.join(missing)}"
+    if found["own_sha256"] != _checksum({k: v for k, v in found.items() if k != "own_sha256"}):
+        return None, f"{NAME} does not match its own checksum"
+    if folder.name != folder_name(found["step"]):
+        return None, f"{NAME} is of step {found['step']}"
+    return found, ""
+
+
+def folder_name(step: int) -> str:
+    return f"step_{step:08d}"
+
+
+def all_in(checkpoints: Path) -> list[Path]:
+    """The folders of a run's checkpoints, oldest first."""
+    return sorted(checkpoints.glob("step_*"))
+
+
+def newest(checkpoints: Path) -> Manifest | None:
+    """Of the newest checkpoint that can be read; its state is not looked at."""
+    return next((found for path in reversed(all_in(checkpoints)) if (found := read(path)[0])), None)
+
+
+def _checksum(facts: Manifest) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
