@@ -1,6 +1,7 @@
 # make check   lint, types, unit, shell and end-to-end tests: a few minutes on two cores
 # make test    the same and the slow tests; installs what tests need
 # make extras  install the optional packages: .parquet and .zst data, BPE tokenizers
+# make bench   all benchmarks, about two hours
 # make bench-peers   install what benchmarks.peers compares with, into .tools/peers
 # make lock    resolve the requirements*.in files again
 
@@ -58,8 +59,10 @@ check: lint
 test: lint
 	$(PY) -m pytest -q
 
-bench: env
-	$(PY) -m benchmarks.startup
+# Everything that docs/performance.md and docs/model.md tell; about two hours on a quiet machine.
+bench: env bench-peers
+	for name in startup data checkpoints memory peers target ablation; do $(PY) -m benchmarks.$$name || exit; done
+	$(PY) -m training.scaling
 
 # Only what .venv lacks, and without dependencies: torch and all else come from .venv, which stays as it is.
 bench-peers: env

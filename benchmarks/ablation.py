@@ -1,6 +1,6 @@
 """What each choice of model, optimizer and schedule is worth: validation loss after the same number of steps without it.
 
-    python -m benchmarks.ablation [--only=muon,qk_norm] [--steps=400] [--seeds=1,2] [--jobs=2]
+    python -m benchmarks.ablation [--only=muon,qk_norm] [--steps=300] [--seeds=1,2] [--jobs=2]
 
 Each line of the table changes one thing; everything else is what training.engine does. Depth 4 (width 256), 8 × 256 tokens a step,
 the embedded corpus, bf16, one thread. Losses do not depend on the machine's speed, so runs may share it; `ms` is only an indication.
@@ -29,7 +29,7 @@ from training.config.schema import Config
 from training.data.loader import Batches, dataset
 from training.data.tokenizer import of
 from training.engine import optim
-from training.engine.model import Shape
+from training.engine.shape import Shape
 
 DEPTH, LENGTH, SEQUENCES = 4, 256, 8
 VALIDATION = 512  # sequences
@@ -52,26 +52,27 @@ CHANGES = {
     "ours": Change("what the engine does"),
     "adamw": Change("AdamW for the matrices too, its rates tuned", config=ADAMW),
     "merged_qkv": Change("query, key and value as one matrix for Muon", {"separate_qkv": False}),
-    "no_momentum_warmup": Change("Muon's momentum 0.95 from the start", momentum_steps=0),
+    "no_momentum_warmup": Change("Muon's momentum 0.95 from the start", momentum_steps=1),
     "ns3": Change("3 Newton-Schulz iterations, not 5", newton_schulz=3),
     "matrix_lr_half": Change("matrices' rate × 1/2", config={"matrix_lr": optim.MATRIX_LR["muon"] / 2}),
     "matrix_lr_double": Change("matrices' rate × 2", config={"matrix_lr": optim.MATRIX_LR["muon"] * 2}),
     "embedding_lr_half": Change("embedding's rate × 1/2", config={"embedding_lr": Config.embedding_lr / 2}),
     "embedding_lr_double": Change("embedding's rate × 2", config={"embedding_lr": Config.embedding_lr * 2}),
+    "unembedding_lr_half": Change("head's rate × 1/2", config={"unembedding_lr": Config.unembedding_lr / 2}),
     "unembedding_lr_double": Change("head's rate × 2", config={"unembedding_lr": Config.unembedding_lr * 2}),
     "weight_decay": Change("weight decay 0.1", config={"weight_decay": 0.1}),
     "beta1_0.9": Change("AdamW's first beta 0.9", betas=(0.9, 0.95)),
     "no_warmup": Change("no warm-up", config={"warmup_ratio": 0.0}),
     "warmup_5": Change("warm-up of 5 %", config={"warmup_ratio": 0.05}),
-    "decay_20": Change("decay in the last 20 %", config={"warmdown_ratio": 0.2}),
-    "decay_70": Change("decay in the last 70 %", config={"warmdown_ratio": 0.7}),
+    "decay_40": Change("decay in the last 40 %", config={"warmdown_ratio": 0.4}),
+    "decay_98": Change("decay all the time", config={"warmdown_ratio": 0.98}),
     "final_0": Change("decay to 0", config={"final_lr_frac": 0.0}),
     "no_clip": Change("no gradient clipping", config={"grad_clip": 0.0}),
     "no_qk_norm": Change("no QK-norm", {"qk_norm": False}),
     "learned_positions": Change("learned positions, not rotary", {"positions": "learned"}),
     "layer_norm": Change("LayerNorm, not RMSNorm", {"layer_norm": True}),
-    "gelu": Change("GELU, not squared ReLU", {"mlp": "gelu"}),
-    "swiglu": Change("SwiGLU, not squared ReLU", {"mlp": "swiglu"}),
+    "relu2": Change("squared ReLU, not SwiGLU", {"mlp": "relu2"}),
+    "gelu": Change("GELU, not SwiGLU", {"mlp": "gelu"}),
     "tied": Change("embedding and head share their weights", {"tied": True}),
     "gpt2_init": Change("GPT-2's initial weights, not the zero start", {"gpt2_init": True}),
     "head_dim_64": Change("heads of 64, not 128", {"head_dim": 64}),
@@ -139,7 +140,7 @@ def run(name: str, steps: int, seed: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(CHANGES), help="names of variants")
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", default="1", help="numbers; their mean is shown")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # a single run, in this process
@@ -154,23 +155,27 @@ def main() -> None:
     prepared()
     torch.set_num_threads(1)
 
-    def child(name: str, seed: int) -> dict[str, Any]:
+    def child(name: str, seed: int) -> dict[str, Any] | None:
         argv = [sys.executable, "-m", "benchmarks.ablation", f"--one={name}", f"--steps={args.steps}", f"--seeds={seed}"]
         done = subprocess.run(argv, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
+        found = None if done.returncode else dict(json.loads(done.stdout.splitlines()[-1]))
         bar.update()
-        return dict(json.loads(done.stdout.splitlines()[-1]))
+        # Said at once: a failure of another run, or Ctrl-C, loses nothing.
+        tqdm.write(f"{name}, seed {seed}: " + (f"{found['bpb']:.4f}" if found else f"failed:\n{done.stderr[-2000:]}"), file=sys.stderr)
+        return found
 
     with tqdm(total=len(names) * len(seeds), unit="run", disable=None) as bar, ThreadPoolExecutor(args.jobs) as pool:
         found = {n: [pool.submit(child, n, s) for s in seeds] for n in names}
-        results = {n: [f.result() for f in futures] for n, futures in found.items()}
+        results = {n: [r for f in futures if (r := f.result())] for n, futures in found.items()}
+    if not results["ours"]:
+        sys.exit("there is nothing to compare with: our own run failed")
     base = statistics.mean(r["bpb"] for r in results["ours"])
     print(f"{'variant':<24}{'bits/byte':>10}{'change':>9}{'M weights':>11}{'ms':>7}   what is different")
     for name, runs in results.items():
-        bpb = statistics.mean(r["bpb"] for r in runs)
-        ms = statistics.median(r["ms"] for r in runs)
-        print(f"{name:<24}{bpb:10.4f}{bpb - base:+9.4f}{runs[0]['parameters'] / 1e6:11.2f}{ms:7.0f}   {CHANGES[name].what}")
+        if runs:
+            bpb = statistics.mean(r["bpb"] for r in runs)
+            ms = statistics.median(r["ms"] for r in runs)
+            print(f"{name:<24}{bpb:10.4f}{bpb - base:+9.4f}{runs[0]['parameters'] / 1e6:11.2f}{ms:7.0f}   {CHANGES[name].what}")
 
 
 if __name__ == "__main__":

@@ -76,7 +76,8 @@ def steps(load: Load, count: int) -> None:
 
     from training.config.schema import Config
     from training.engine import optim
-    from training.engine.model import GPT, Frugal, Shape
+    from training.engine.model import GPT, Frugal
+    from training.engine.shape import Shape
 
     device = "cuda" if load.cuda else "cpu"
     model = GPT(Shape(load.depth, load.vocab, load.seq_len), Frugal(load.blocks, load.chunks)).to(device)

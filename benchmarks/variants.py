@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.engine.model import ROPE_BASE, SOFTCAP, Shape, norm, rotate
+from training.engine.model import ROPE_BASE, SOFTCAP, norm, rotate
+from training.engine.shape import Shape
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Choices:
     qk_norm: bool = True
     positions: str = "rotary"  # or learned
     layer_norm: bool = False  # with weights and biases, instead of RMSNorm without
-    mlp: str = "relu2"  # or gelu, swiglu (8/3 wide: the same number of weights)
+    mlp: str = "swiglu"  # or relu2, gelu (4 × wide: the same number of weights)
     tied: bool = False
     softcap: float = SOFTCAP  # 0: none
     z_loss: float = 0.0  # PaLM, arXiv:2204.02311
@@ -36,7 +37,7 @@ class Block(nn.Module):
         self.qkv = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(3)) if choices.separate_qkv else None
         self.merged = None if choices.separate_qkv else nn.Linear(width, 3 * width, bias=False)
         self.proj = nn.Linear(width, width, bias=False)
-        inner = int(8 * width / 3 / 64) * 64 if choices.mlp == "swiglu" else 4 * width
+        inner = shape.inner if choices.mlp == "swiglu" else 4 * width
         self.gate = nn.Linear(width, inner, bias=False) if choices.mlp == "swiglu" else None
         self.up, self.down = nn.Linear(width, inner, bias=False), nn.Linear(inner, width, bias=False)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2)) if choices.layer_norm else [norm, norm]

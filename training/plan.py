@@ -108,7 +108,7 @@ def _checks(
 ) -> list[preflight.Check]:
     config, origins, estimate = request.config, request.origins, memory.estimate(load)
     # A checkpoint holds weights and optimizer state; one more is on the disk while a new one is written.
-    checkpoints = (estimate.parameters + estimate.optimizer) * (config.keep_checkpoints + 1)
+    checkpoints = (estimate.parameters + estimate.optimizer + load.elsewhere) * (config.keep_checkpoints + 1)
     small = room is not None and estimate.needed > room
     smaller = [request.command(**c) for c in fit.suggestions(load, config, request.ranks, room)] if small and room else []
     checks = (

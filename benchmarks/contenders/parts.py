@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from training.engine.model import GPT, Shape
+from training.engine.model import GPT
+from training.engine.shape import Shape
 
 CLIP = 1.0
 LR, BETAS, WEIGHT_DECAY = 1e-3, (0.9, 0.95), 0.1

@@ -4,7 +4,8 @@ import torch
 
 from benchmarks.ablation import CHANGES
 from benchmarks.variants import Choices, Variant
-from training.engine.model import GPT, Shape
+from training.engine.model import GPT
+from training.engine.shape import Shape
 
 
 def test_without_a_change_the_variant_is_our_model() -> None:

@@ -12,7 +12,8 @@ import torch
 from training.config.schema import Config
 from training.engine import checkpoint, optim
 from training.engine.checkpoint import Position
-from training.engine.model import GPT, Shape
+from training.engine.model import GPT
+from training.engine.shape import Shape
 from training.errors import UserError
 
 SHAPE = Shape(1, 64, 8)

@@ -15,7 +15,8 @@ from training.data.loader import TokenDataset
 from training.data.tokenizer import BOS, load
 from training.distributed import World
 from training.engine.evaluate import Score, evaluate
-from training.engine.model import GPT, Shape
+from training.engine.model import GPT
+from training.engine.shape import Shape
 
 WORLD = World(0, 0, 1, torch.device("cpu"), "none", "-")
 

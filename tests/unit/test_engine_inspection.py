@@ -11,7 +11,8 @@ from training.config.schema import Config
 from training.distributed import World
 from training.engine import inspection
 from training.engine.checkpoint import Position
-from training.engine.model import GPT, Shape
+from training.engine.model import GPT
+from training.engine.shape import Shape
 from training.engine.steps import NO_CHECKSUM, Share, StepExchange, StepReport, StopRequest
 from training.errors import Exit
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from training.engine.model import GPT, Frugal, Shape
-from training.host import memory
+from training.engine.model import GPT, Frugal
+from training.engine.shape import Shape
 
 
 def gpt(depth: int = 2, vocab: int = 64, length: int = 16, seed: int = 0) -> GPT:
@@ -27,7 +27,7 @@ def test_first_loss_is_that_of_a_guess(depth: int) -> None:
 
 def test_number_of_parameters_is_the_estimates() -> None:
     model = GPT(Shape(3, 320, 8))
-    assert sum(p.numel() for p in model.parameters()) == memory.parameters(3, 320)
+    assert sum(p.numel() for p in model.parameters()) == Shape(3, 320, 8).weights
 
 
 def test_later_tokens_do_not_change_earlier_predictions() -> None:

@@ -8,7 +8,8 @@ import torch
 
 from training.config.schema import Config
 from training.engine import optim
-from training.engine.model import GPT, Shape
+from training.engine.model import GPT
+from training.engine.shape import Shape
 
 
 def gpt() -> GPT:

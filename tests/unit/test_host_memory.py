@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.conftest import ROOT, clean_environment
-from training.host.memory import CONTEXT, GIB, Estimate, Load, estimate, gib, parameters
+from training.engine.shape import Shape
+from training.host.memory import CONTEXT, GIB, Estimate, Load, estimate, gib
 
 AGGRESSIVE = Load(20, 14, 3072, 320, bf16=True, compiled=False, cuda=False)
 BALANCED = replace(AGGRESSIVE, depth=16, sequences=12, seq_len=2048)
@@ -20,10 +21,10 @@ SMALL = Load(4, 4, 128, 320, bf16=True, compiled=True, cuda=False)
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_the_number_of_weights_is_the_model_s(depth: int) -> None:
-    from training.engine.model import GPT, Shape
+    from training.engine.model import GPT
 
     model = GPT(Shape(depth, 320, 16))
-    assert sum(p.numel() for p in model.parameters()) == parameters(depth, 320)
+    assert sum(p.numel() for p in model.parameters()) == Shape(depth, 320, 16).weights
 
 
 @pytest.mark.parametrize(
@@ -62,8 +63,8 @@ def test_the_margins() -> None:
 
 
 def test_the_fixed_parts() -> None:
-    weights = parameters(4, 320)
-    matrices, tables = 12 * 4 * 256**2, 2 * 320 * 256
+    weights = Shape(4, 320, 8).weights
+    matrices, tables = 4 * Shape(4, 320, 8).block_weights, 2 * 320 * 256
     muon, adamw = estimate(SMALL), estimate(replace(SMALL, muon=False))
     assert (muon.parameters, muon.gradients) == (4 * weights, 4 * weights)
     assert (muon.optimizer, adamw.optimizer) == (4 * matrices + 8 * tables, 8 * weights)

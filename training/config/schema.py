@@ -99,11 +99,11 @@ class Config:
         "auto", "optimizer", "peak learning rate of the blocks' matrices; auto: by the optimizer", unit="per step", low=0, words=AUTO
     )
     embedding_lr: float = option(0.2, "optimizer", "peak learning rate of the embedding", unit=RATE, low=0)
-    unembedding_lr: float = option(0.004, "optimizer", "peak learning rate of the output head", unit=RATE, low=0)
+    unembedding_lr: float = option(0.008, "optimizer", "peak learning rate of the output head", unit=RATE, low=0)
     weight_decay: float = option(0.0, "optimizer", "decoupled weight decay of the blocks' matrices", low=0, high=1)
     grad_clip: float = option(1.0, "optimizer", "largest global gradient norm; 0: no clipping", low=0)
     warmup_ratio: float = option(0.02, "optimizer", "share of the steps for linear warm-up", unit="fraction", low=0, high=1)
-    warmdown_ratio: float = option(0.4, "optimizer", "share of the steps for linear decay at the end", unit="fraction", low=0, high=1)
+    warmdown_ratio: float = option(0.7, "optimizer", "share of the steps for linear decay at the end", unit="fraction", low=0, high=1)
     final_lr_frac: float = option(0.05, "optimizer", "learning rate at the end", unit="fraction of the peak", low=0, high=1)
 
     data: str = option(

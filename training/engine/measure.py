@@ -14,7 +14,8 @@ import torch
 
 from training.config.schema import Config
 from training.engine import optim
-from training.engine.model import GPT, WIDTH_PER_LAYER, Frugal, Shape
+from training.engine.model import GPT, Frugal
+from training.engine.shape import WIDTH_PER_LAYER, Shape
 from training.host.memory import Load
 
 

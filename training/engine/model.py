@@ -1,4 +1,4 @@
-"""GPT: pre-norm transformer with rotary positions, RMSNorm without weights, QK-norm, squared ReLU and an untied head.
+"""GPT: pre-norm transformer with rotary positions, RMSNorm without weights, QK-norm, SwiGLU and an untied head.
 
 The family is that of nanochat and modded-nanogpt: model_dim = depth × 64, heads of 128 where the width allows it. What each
 choice is worth stands in docs/model.md.
@@ -13,27 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-WIDTH_PER_LAYER = 64
-HEAD_DIM = 128
+from training.engine.shape import Shape
+
 ROPE_BASE = 10000.0
 SOFTCAP = 15.0  # logits stay in ±15 (Gemma 2, arXiv:2408.00118): early steps can not blow up
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What the model is made of; stands in every checkpoint."""
-
-    depth: int
-    vocab: int  # rows of the embedding
-    max_seq_len: int
-
-    @property
-    def width(self) -> int:
-        return self.depth * WIDTH_PER_LAYER
-
-    @property
-    def heads(self) -> int:
-        return max(1, self.width // HEAD_DIM)
 
 
 @dataclass(frozen=True)
@@ -78,13 +61,15 @@ class Block(nn.Module):
     def __init__(self, shape: Shape, dropout: float) -> None:
         super().__init__()
         self.attention = Attention(shape)
-        self.up = nn.Linear(shape.width, 4 * shape.width, bias=False)
-        self.down = nn.Linear(4 * shape.width, shape.width, bias=False)
+        self.gate = nn.Linear(shape.width, shape.inner, bias=False)
+        self.up = nn.Linear(shape.width, shape.inner, bias=False)
+        self.down = nn.Linear(shape.inner, shape.width, bias=False)
         self.dropout = dropout
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self._drop(self.attention(norm(x), cos, sin))
-        return x + self._drop(self.down(F.relu(self.up(norm(x))).square()))
+        y = norm(x)
+        return x + self._drop(self.down(F.silu(self.gate(y)) * self.up(y)))  # SwiGLU, arXiv:2002.05202
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
@@ -113,7 +98,7 @@ class GPT(nn.Module):
         bound = (3 / self.shape.width) ** 0.5
         for block in self.blocks:
             assert isinstance(block, Block)
-            for matrix in (block.attention.query, block.attention.key, block.attention.value, block.up):
+            for matrix in (block.attention.query, block.attention.key, block.attention.value, block.gate, block.up):
                 nn.init.uniform_(matrix.weight, -bound, bound)
             for matrix in (block.attention.proj, block.down):
                 nn.init.zeros_(matrix.weight)

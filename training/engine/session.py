@@ -21,8 +21,9 @@ from training.data.tokenizer import Tokenizer, identity
 from training.data.tokenizer import of as tokenizer_of
 from training.distributed import World
 from training.engine import checkpoint, optim
-from training.engine.model import GPT, Frugal, Shape
+from training.engine.model import GPT, Frugal
 from training.engine.saver import Saver
+from training.engine.shape import Shape
 
 
 @dataclass

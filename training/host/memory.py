@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from training.engine.shape import Shape
+
 GIB = 1 << 30
 # What the authors of the original dual-GPU configs promise for 2 × 32 GB, in GB, printed beside our estimate.
 PROMISE = {"conservative": "15–16 GB", "balanced": "20–22 GB", "aggressive": "28–30 GB"}
@@ -36,8 +38,12 @@ class Load:
     chunks: int = 1  # of the loss
 
     @property
+    def shape(self) -> Shape:
+        return Shape(self.depth, self.vocab, self.seq_len)
+
+    @property
     def width(self) -> int:
-        return 64 * self.depth
+        return self.shape.width
 
     @property
     def tokens(self) -> int:
@@ -46,13 +52,13 @@ class Load:
     @property
     def elsewhere(self) -> int:
         """Bytes of Muon's state that the other ranks hold."""
-        whole = 4 * 12 * self.depth * self.width**2 if self.muon else 0
+        whole = 4 * self.depth * self.shape.block_weights if self.muon else 0
         return whole - whole // self.ranks
 
     @property
     def extra_time(self) -> float:
         """Multiplications that are done again, as a share of all of a step (forward 1, backward 2)."""
-        block, head = 12 * self.width**2 + self.seq_len * self.width, self.vocab * self.width
+        block, head = self.shape.block_weights + self.seq_len * self.width, self.vocab * self.width
         again = self.blocks * block + (head if self.chunks > 1 else 0)
         return again / (3 * (self.depth * block + head))
 
@@ -106,29 +112,23 @@ def gib(amount: int | None) -> str:
     return f"{amount / GIB:.1f} GiB" if amount >= GIB else f"{amount / (1 << 20):.0f} MiB"
 
 
-def parameters(depth: int, vocab: int) -> int:
-    """Number of weights of the GPT of this depth."""
-    width = 64 * depth
-    return 12 * depth * width**2 + 2 * vocab * width
-
-
 @dataclass(frozen=True)
 class _Constants:
     """Bytes per token and unit of width (`logits`: per token and vocabulary entry)."""
 
     kept: int  # by a block for its backward pass
     work: int  # beside that, at the height of a block's backward pass
+    again: int  # instead of `work`, when the block was computed again and no other is alive in full
     ends: int  # embedding and last norm
     logits: int  # logits and what the loss makes of them, forward and backward, at their height
 
 
 def _constants(load: Load) -> _Constants:
     if load.compiled:
-        return _Constants(46, 24, 6, 4) if load.bf16 else _Constants(76, 40, 8, 8)
+        return _Constants(49, 21, 21, 6, 4) if load.bf16 else _Constants(81, 25, 25, 8, 8)
     if load.bf16:
-        # CUDA's autocast computes `square` in fp32 and keeps its input so: 4 × width × 4 bytes more than on a CPU.
-        return _Constants(66 if load.cuda else 50, 40 if load.cuda else 24, 10, 16)
-    return _Constants(76, 40, 12, 16)
+        return _Constants(57, 21, 5, 10, 16)
+    return _Constants(86, 25, 14, 12, 16)
 
 
 def estimate(load: Load) -> Estimate:
@@ -139,12 +139,12 @@ def estimate(load: Load) -> Estimate:
     before its backward pass, so one of them is alive in full when no other block is.
     """
     use, unit = _constants(load), load.width * load.tokens
-    matrices, table = 12 * load.width**2, load.vocab * load.width
-    weights = load.depth * matrices + 2 * table
+    matrices, table = load.shape.block_weights, load.vocab * load.width
+    weights = load.shape.weights
     plain = load.depth - load.blocks
     kept = (use.ends + plain * use.kept + load.blocks * RESIDUAL) * unit
     logits = use.logits * load.vocab * load.tokens // load.chunks + (PARTS * unit if load.chunks > 1 else 0)
-    block = (use.work + (0 if plain else use.kept)) * unit
+    block = (use.work if plain else use.kept + use.again) * unit
     # Eager autocast keeps all copies until the end of the forward pass.
     at_loss = 2 * ((plain if load.compiled else load.depth) * matrices + table) if load.bf16 else 0
     in_block = 2 * max(plain, 1) * matrices if load.bf16 else 0
