@@ -117,11 +117,14 @@ class Recorder:
         threading.excepthook = _thread_failed  # a tracker's own threads
         self._thread = threading.Thread(target=self._serve, args=(makers,), name="trackers", daemon=True)
         self._started = False
+        self._tracked = bool(makers)
 
     def write(self, record: Record) -> None:
         record = {"time": time.time(), **record}
         self._unwritten += (json.dumps(record) + "\n").encode()
         self._flush()
+        if not self._tracked:
+            return
         if not self._started:  # after the first step: importing trackers takes a second that nobody should wait for
             self._thread.start()
             self._started = True

@@ -36,6 +36,7 @@ class Session:
     batch: Batch
     length: Length
     raw: GPT
+    weights: list[torch.nn.Parameter]  # of raw: walking through its modules at each step would cost as much as a small kernel
     model: torch.nn.Module
     optimizer: optim.Optimizers
     batches: Batches
@@ -48,7 +49,7 @@ class Session:
 
     @property
     def parameters(self) -> int:
-        return sum(p.numel() for p in self.raw.parameters())
+        return sum(p.numel() for p in self.weights)
 
     def steps_left(self, position: checkpoint.Position) -> int:
         """Whole steps until the end of this epoch."""
@@ -109,6 +110,7 @@ def begin(plan: dict[str, Any], run: rundir.RunDir, world: World, data: Prepared
         batch=batch,
         length=plan_length(config, batch, data),
         raw=raw,
+        weights=list(raw.parameters()),
         model=_wrap(raw, plan, world),
         optimizer=optimizer,
         batches=batches,

@@ -102,7 +102,7 @@ def forward_backward(session: Session, batches: Iterator[Pair], position: Positi
     if session.config.dropout:
         # From (seed, step, rank) alone: a resumed run drops the same, and ranks drop differently.
         torch.manual_seed(mix(mix(session.config.seed + position.step) + session.world.rank))
-    total, sequences = torch.zeros((), device=device), 0
+    total, sequences = torch.zeros(()), 0
     for micro in range(steps):
         pulse.beat("fetch")
         inputs, targets = next(batches)
@@ -113,15 +113,16 @@ def forward_backward(session: Session, batches: Iterator[Pair], position: Positi
             with session.autocast:
                 loss = session.model(inputs, targets)
             pulse.beat("backward")
-            (loss / steps).backward()
-        total += loss.detach() / steps
+            loss = loss / steps if steps > 1 else loss
+            loss.backward()
+        total = total + loss.detach() if micro else loss.detach()
     return total, sequences
 
 
 def clip(session: Session) -> torch.Tensor:
     """The global gradient norm before clipping."""
     limit = session.config.grad_clip or float("inf")
-    return torch.nn.utils.clip_grad_norm_(session.raw.parameters(), limit)
+    return torch.nn.utils.clip_grad_norm_(session.weights, limit)
 
 
 def validate(session: Session) -> tuple[Score | None, float]:
