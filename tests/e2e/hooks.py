@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
+from textwrap import dedent, indent
 
-def in_forward(rank: int, call: int, statement: str) -> str:
-    """`statement` runs in this rank instead of its `call`-th loss."""
+
+def at_rank(rank: int, patch: str, module: str = "training.engine.closing") -> str:
+    """`patch` (statements, not indented) runs in this rank just before `module` is imported; closing comes after the loop's parts."""
     return f"""
-import os
+import os, sys
 if os.environ.get("RANK", "0") == "{rank}" and "DUET_RUN_DIR" in os.environ:
-    def plant():
-        import torch.nn.functional as F
-        original, calls = F.cross_entropy, [0]
-        def planted(*args, **kwargs):
-            calls[0] += 1
-            if calls[0] == {call}:
-                {statement}
-            return original(*args, **kwargs)
-        F.cross_entropy = planted
-    import sys, importlib.abc
-    class AtModel(importlib.abc.MetaPathFinder):
+    import importlib.abc
+    class AtImport(importlib.abc.MetaPathFinder):
         def find_spec(self, name, path=None, target=None):
-            if name == "training.engine.model":
+            if name == "{module}":
                 sys.meta_path.remove(self)
                 plant()
             return None
-    sys.meta_path.insert(0, AtModel())
+    sys.meta_path.insert(0, AtImport())
+    def plant():
+{indent(dedent(patch), "        ")}
 """
+
+
+def in_forward(rank: int, call: int, statement: str) -> str:
+    """`statement` runs in this rank instead of its `call`-th loss."""
+    patch = f"""
+import torch.nn.functional as F
+original, calls = F.cross_entropy, [0]
+def planted(*args, **kwargs):
+    calls[0] += 1
+    if calls[0] == {call}:
+        {statement}
+    return original(*args, **kwargs)
+F.cross_entropy = planted
+"""
+    return at_rank(rank, patch, "training.engine.model")
 
 
 def slow_progress_bar(seconds: float) -> str:

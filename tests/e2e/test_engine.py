@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.e2e.conftest import Launched
-from tests.e2e.hooks import in_forward
+from tests.e2e.hooks import at_rank, in_forward
 from training.rundir import read_records
 
 Launch = Callable[..., Launched]
@@ -68,24 +68,6 @@ def test_every_rank_reports_its_part_of_the_data(launch: Launch, text: Path) -> 
     shards = [r for r in read_records(run.run.events) if r["event"] == "shards"]
     first = [set(rank["first_sequences"]) for rank in shards[0]["ranks"]]
     assert first[0] and first[1] and not first[0] & first[1]
-
-
-def at_rank(rank: int, patch: str) -> str:
-    """Source for sitecustomize: `patch` runs in this rank when the training loop has been imported."""
-    return f"""
-import os, sys
-if os.environ.get("RANK", "0") == "{rank}" and "DUET_RUN_DIR" in os.environ:
-    import importlib.abc
-    class AtTrainer(importlib.abc.MetaPathFinder):
-        def find_spec(self, name, path=None, target=None):
-            if name == "training.engine.closing":
-                sys.meta_path.remove(self)
-                plant()
-            return None
-    sys.meta_path.insert(0, AtTrainer())
-    def plant():
-{patch}
-"""
 
 
 def test_a_rank_with_other_data_is_named(launch: Launch, text: Path) -> None:
