@@ -69,7 +69,7 @@ def test_every_field_can_be_set_by_each_source(name: str) -> None:
         other = not default
     elif isinstance(default, (int, float)):
         other = default + 1 if meta["high"] is None or default + 1 <= meta["high"] else type(default)(meta["high"])
-        other = 0.5 if name in ("warmup_ratio", "warmdown_ratio") else other
+        other = 0.25 if name in ("warmup_ratio", "warmdown_ratio") else other
     else:
         other = "something"
     # Its condition; the other fields stay as they are.
@@ -290,11 +290,11 @@ def test_persistent_workers_without_workers() -> None:
 
 
 def test_warm_up_and_decay_longer_than_the_run() -> None:
-    problem = refused(merge("--warmup_ratio=0.7"))
-    assert "0.7" in problem.what and "--warmup_ratio" in problem.what
-    assert "0.4 (default)" in problem.what
+    problem = refused(merge("--warmup_ratio=0.4"))
+    assert "0.4" in problem.what and "--warmup_ratio" in problem.what
+    assert f"{Config.warmdown_ratio} (default)" in problem.what
     assert problem.allowed == "a sum of at most 1"
-    accepted(merge("--warmup_ratio=0.6"))
+    accepted(merge("--warmup_ratio=0.3"))
 
 
 def test_all_problems_of_all_sources_at_once() -> None:

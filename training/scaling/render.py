@@ -71,6 +71,8 @@ def limits(result: Result, report: Report) -> list[str]:
 def main_limit(result: Result) -> str:
     assert result.machine_ms is not None and result.exchange_ms is not None
     machine, exchange = (max(0.0, ms) for ms in (result.machine_ms, result.exchange_ms))
+    if result.speed_up >= result.ranks:
+        return "nothing, they do more than as many times the work of one: ranks share Muon's arithmetic"
     if machine + exchange < SMALL * result.step_ms:
         return "nothing that can be measured"
     missing = f"{result.ranks - result.speed_up:.2f} of {result.ranks} missing"
@@ -81,7 +83,7 @@ def main_limit(result: Result) -> str:
 
 
 def _cost(ms: float, result: Result) -> str:
-    sign = "+" if ms >= 0 else "−"  # below zero is noise: a difference of two measurements
+    sign = "+" if ms >= 0 else "−"  # below zero: noise, or Muon's arithmetic, which independent runs do not share
     return f"{sign}{abs(ms):.1f} ms ({sign}{100 * abs(ms) / result.step_ms:.0f} % of a step)"
 
 
