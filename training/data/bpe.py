@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -55,8 +56,9 @@ class _Batched(Tokenizer):
         for piece, ids in zip(pieces, self._ids(texts), strict=True):
             yield np.array([self.bos, *ids] if piece.first else ids, f"<u{self.token_bytes}")
 
+    @abstractmethod
     def _ids(self, texts: list[str]) -> Iterable[Sequence[int]]:
-        raise NotImplementedError
+        """The tokens of each text."""
 
 
 class Learned(_Batched):
