@@ -14,7 +14,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from training.config.batch import Batch
-from training.data import order
 from training.data.order import Ints, Order
 from training.data.prepare import Prepared
 from training.errors import Exit, Problem, UserError
@@ -84,11 +83,6 @@ class TokenDataset(Dataset[Pair]):
             part = self._shards[number][start + done - self._firsts[number] :][: len(row) - done]
             row[done : done + len(part)] = part
             done, number = done + len(part), number + 1
-
-    @staticmethod
-    def digest(indices: npt.ArrayLike) -> int:
-        """See training.data.order.digest."""
-        return order.digest(indices)
 
 
 def dataset(data: Prepared, part: str, seq_len: int) -> TokenDataset:
@@ -173,11 +167,6 @@ class Batches:
     def order(self, epoch: int) -> Order:
         """The order of all sequences in that epoch."""
         return Order(len(self.dataset), self.seed, epoch)
-
-    @staticmethod
-    def digest(indices: npt.ArrayLike) -> int:
-        """See training.data.order.digest."""
-        return order.digest(indices)
 
     def _pairs(self, source: weakref.ref[Iterator[torch.Tensor]]) -> Iterator[Pair]:
         while (rows := source()) is not None:
