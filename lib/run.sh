@@ -3,7 +3,8 @@
 
 RUN_DIR=
 
-# Ask Python for the plan. Sets RUN_DIR, the variables and the command of the run; ends the script for --dry_run and --check.
+# Ask Python for the plan. Sets RUN_DIR, the variables and the command of the run; ends the script for --dry_run and --check, and
+# where this process is a rank itself.
 run::plan() {
   local answer
   answer=$("$PYTHON" "$DUET_ROOT/lib/run_module.py" training.plan "$DUET_SCRIPT" "$@") || {
@@ -11,6 +12,9 @@ run::plan() {
     [[ -z $answer ]] || printf '%s\n' "$answer"
     exit "$status"
   }
+  if [[ $answer == rank ]]; then # something above us has started the ranks: never nest
+    exec "$PYTHON" -u "$DUET_ROOT/train.py" "$@"
+  fi
   if [[ ! -f $answer/plan.json ]]; then # --dry_run, --check: the plan as text
     printf '%s\n' "$answer"
     exit 0

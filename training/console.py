@@ -90,6 +90,8 @@ def error(message: str) -> None:
 
 def report(problem: UserError, closing: str = "nothing was launched") -> None:
     """All problems of a UserError, each with its fix, and one closing line."""
+    if problem.said_by_another:
+        return
     for one in problem.problems:
         error("\n".join(one.lines()))
     count = len(problem.problems)

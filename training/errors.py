@@ -54,9 +54,10 @@ class Problem:
 
 
 class UserError(Exception):
-    """Problems that the user can fix; shown without a traceback, all of them at once."""
+    """Problems that the user can fix; shown without a traceback, all of them at once. `said_by_another`: every rank has them, and
+    one of the others tells."""
 
-    def __init__(self, problems: Problem | list[Problem], code: Exit = Exit.CONFIG) -> None:
+    def __init__(self, problems: Problem | list[Problem], code: Exit = Exit.CONFIG, *, said_by_another: bool = False) -> None:
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
-        self.code = code
+        self.code, self.said_by_another = code, said_by_another
         super().__init__("; ".join(p.what for p in self.problems))

@@ -10,6 +10,7 @@ import mmap
 import os
 import struct
 import time
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,10 +99,10 @@ def read(path: Path) -> Beat | None:
     return None
 
 
-def read_all(folder: Path) -> list[Beat]:
-    """The beats of all ranks, in rank order."""
+def read_all(folder: Path, ranks: Container[int] | None = None) -> list[Beat]:
+    """The beats of these ranks (of all), in rank order. Ages mean something for ranks of this machine only."""
     beats = (read(path) for path in folder.glob("rank*.bin"))
-    return sorted((b for b in beats if b), key=lambda b: b.rank)
+    return sorted((b for b in beats if b and (ranks is None or b.rank in ranks)), key=lambda b: b.rank)
 
 
 current: Heartbeat | NoHeartbeat = NoHeartbeat()

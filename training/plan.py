@@ -3,7 +3,8 @@
     python lib/run_module.py training.plan SCRIPT [ARGS…]
 
 prints the run directory that it made, and nothing else; problems go to standard error with exit 2 (configuration) or 3
-(machine), and then nothing was made. With --dry_run it prints the plan instead.
+(machine), and then nothing was made. With --dry_run it prints the plan instead; where this process is a rank that something
+else has started, the word 'rank': train.py plans then, together with the other ranks.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from training import console, resume, rundir
+from training import script as own_script
 from training.config import batch, flags
 from training.config.help import option_lines
 from training.data.tokenizer import vocab_of
 from training.errors import Exit, UserError
 from training.host import decide, fit, gpus, memory, preflight, torch_build, variables
-from training.request import ROOT, Request, read
+from training.launch.place import LOCAL, RANK, Place
+from training.request import ENTRYPOINT, ROOT, Launch, Request, read
 
 SCHEMA_VERSION = 1
 Plan = dict[str, Any]
@@ -31,13 +34,15 @@ Plan = dict[str, Any]
 
 def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[preflight.Check]]:
     """Decide everything; look at the machine, change nothing. Raises UserError (exit 3) when the machine can not do it."""
-    config, ranks, local = request.config, request.ranks, request.local_ranks
+    config, place, ranks, local = request.config, request.place, request.ranks, request.local_ranks
     machine = gpus.look(environ) if config.device != "cpu" else gpus.Machine((), "not asked")
     torch = torch_build.installed()
-    device = decide.device(config, local, machine, torch)
-    precision = decide.precision(config, device.value, local, machine)
+    if place.kind == RANK and len(machine.gpus) == 1:
+        request.gpu_ranks = 1  # each rank sees a GPU of its own (srun --gpus-per-task=1)
+    device = decide.device(config, request.gpu_ranks, machine, torch)
+    precision = decide.precision(config, device.value, request.gpu_ranks, machine)
     compiled = decide.compiled(config, device.value)
-    room = decide.budget(device.value, local, machine)
+    room = decide.budget(device.value, request.gpu_ranks if device.value == "cuda" else local, machine)
     vocab = vocab_of(config.tokenizer, config.vocab_size)
     shape = {"depth": config.depth, "vocab": vocab, "max_seq_len": config.max_seq_len}
     resume_notes = resume.check_model(request, shape) if request.resume_from else []
@@ -57,8 +62,8 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     assert fitting and split, "request.divides() has checked this"
     estimate = memory.estimate(fitting.load)
     static_graph = decide.static_graph(config, split.accumulation)
-    port, port_check = preflight.port(config.master_port)
-    launcher = decide.launcher(config, request.script, ranks)
+    port, port_check = preflight.port(config.master_port) if place.kind == LOCAL else (place.master_port, None)
+    launcher = decide.launcher(config, place, request.script, ranks)
     chosen = variables.choose(environ, device=device.value, ranks=ranks, local_ranks=local, debug=config.debug)
 
     checks = _checks(request, machine, torch, device.value, room, fitting.load)
@@ -66,7 +71,7 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     checks += [port_check] if port_check else []
     problems = [c.problem() for c in checks if c.status == preflight.ERROR]
     if problems and not (request.dry_run or request.check):
-        raise UserError(problems, Exit.RESOURCES)
+        raise UserError(problems, Exit.RESOURCES, said_by_another=place.kind == RANK and place.local_rank != 0)
 
     plan: Plan = {
         "schema_version": SCHEMA_VERSION,
@@ -75,10 +80,12 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         "config_file": str(request.config_file) if request.config_file else None,
         "config": asdict(config) | {"device_batch_size": split.device_sequences},
         "origins": request.origins,
+        "place": place.record(),
         "ranks": ranks,
+        "local_ranks": local,
         "launcher": launcher.record(),
         "device": device.record(),
-        "gpus": [g.record() for g in machine.gpus[:local]] if device.value == "cuda" else [],
+        "gpus": [g.record() for g in machine.gpus[: request.gpu_ranks]] if device.value == "cuda" else [],
         "precision": precision.record(),
         "compile": compiled.record(),
         "device_batch_size": fitting.sequences.record(),
@@ -91,9 +98,14 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         "variables": [v.record() for v in chosen],
         "master_port": port,
         "resume": bool(request.resume_from),
-        "notes": request.notes + resume_notes + variables.useless(environ) + _warnings(request, device.value, checks, static_graph),
+        "notes": request.notes
+        + decide.left_over(place)
+        + resume_notes
+        + variables.useless(environ)
+        + _warnings(request, device.value, checks, static_graph),
         "text": [],
     }
+    plan["notes"] += _warnings(request, device.value, checks, static_graph)
     plan["text"] = sentences(plan, split, estimate, fitting)
     return plan, checks
 
@@ -137,8 +149,11 @@ def sentences(plan: Plan, split: batch.Batch, estimate: memory.Estimate, fitting
     ranks = plan["ranks"]
     promise = memory.PROMISE.get(Path(plan["config_file"]).stem) if plan["config_file"] else None
     duration = [f"{plan['config'][n]} {w}" for n, w in (("num_iterations", "steps"), ("num_epochs", "epochs")) if plan["config"][n]]
+    place = Place(**plan["place"])
+    here = f", {plan['local_ranks']} of them on this machine" if plan["local_ranks"] != ranks else ""
     lines = [
-        f"{ranks} rank{'s' if ranks > 1 else ''} by {plan['launcher']['value']}: {plan['launcher']['reason']}",
+        place.sentence(),
+        f"{ranks} rank{'s' if ranks > 1 else ''}{here} by {plan['launcher']['value']}: {plan['launcher']['reason']}",
         f"device {plan['device']['value']}: {plan['device']['reason']}",
         f"precision {plan['precision']['value']}: {plan['precision']['reason']}; "
         f"compile {'on' if plan['compile']['value'] else 'off'}: {plan['compile']['reason']}",
@@ -154,7 +169,7 @@ def sentences(plan: Plan, split: batch.Batch, estimate: memory.Estimate, fitting
     return lines
 
 
-def write(plan: Plan, checks: list[preflight.Check], request: Request) -> rundir.RunDir:
+def write(plan: Plan, checks: list[preflight.Check], request: Launch) -> rundir.RunDir:
     """Make the run directory and the log file, and put the plan there for every later stage."""
     run = request.resume_from or _new_run(request)
     log = _new_log(request)
@@ -172,6 +187,12 @@ def write(plan: Plan, checks: list[preflight.Check], request: Request) -> rundir
     return run
 
 
+def become_launcher(run: rundir.RunDir, environ: Mapping[str, str]) -> NoReturn:
+    """What lib/run.sh does with a plan: this process goes on as the supervisor of the ranks."""
+    command, variables = (path.read_bytes().split(b"\0")[:-1] for path in (run.argv, run.env))
+    os.execve(command[0], command, {os.fsencode(k): os.fsencode(v) for k, v in environ.items()} | dict(v.split(b"=", 1) for v in variables))
+
+
 def withdraw(run: rundir.RunDir) -> None:
     """The plan was refused after all (its data): a new run goes, a resumed one is again what it was."""
     if run.plan_before.exists():
@@ -184,8 +205,8 @@ def _nul(words: list[str]) -> bytes:
     return b"".join(os.fsencode(word) + b"\0" for word in words)
 
 
-def _new_run(request: Request) -> rundir.RunDir:
-    base = request.config.run_name or f"{request.config_file.stem if request.config_file else 'run'}_{time.strftime('%Y%m%d_%H%M%S')}"
+def _new_run(request: Launch) -> rundir.RunDir:
+    base = request.config.run_name or f"{request.base_name}_{time.strftime('%Y%m%d_%H%M%S')}"
     request.experiments.mkdir(parents=True, exist_ok=True)
     for attempt in range(1, 1000):
         path = request.experiments / (base if attempt == 1 else f"{base}_{attempt}")
@@ -197,7 +218,7 @@ def _new_run(request: Request) -> rundir.RunDir:
     raise FileExistsError(f"{request.experiments}/{base}_1000")
 
 
-def _new_log(request: Request) -> Path:
+def _new_log(request: Launch) -> Path:
     request.logs.mkdir(parents=True, exist_ok=True)
     base = f"{Path(request.script).stem}_{time.strftime('%Y%m%d_%H%M%S')}"
     for attempt in range(1, 1000):
@@ -227,11 +248,11 @@ def describe(plan: Plan, checks: list[preflight.Check]) -> str:
     return "\n".join(lines)
 
 
-def show(request: Request, plan: Plan, checks: list[preflight.Check]) -> int:
+def show(request: Launch, plan: Plan, checks: list[preflight.Check]) -> int:
     """`--dry_run` and `--check`: print what they show; returns the exit code."""
     text, failing = describe(plan, checks), any(c.status == preflight.ERROR for c in checks)
     code = Exit.RESOURCES if failing else Exit.DONE
-    if request.check:
+    if request.check and "memory" in plan:
         from training import check
 
         measured, code = check.run(memory.Load(**plan["memory"]["load"]), plan["memory"]["free_bytes"], checks)
@@ -252,27 +273,42 @@ def announce(plan: Plan) -> None:
         console.warning(note)
 
 
-def make(
-    script: str, args: list[str], environ: Mapping[str, str], ranks: int | None = None, local_ranks: int | None = None
-) -> tuple[Request, Plan, list[preflight.Check]]:
-    """`ranks` and `local_ranks` (on this machine) when something else has started them."""
-    request = read(script, args, environ, ranks, local_ranks)
+def make(script: str, args: list[str], environ: Mapping[str, str]) -> tuple[Request, Plan, list[preflight.Check]]:
+    count = len(gpus.look(environ).gpus) if script == ENTRYPOINT else 0
+    request = read(script, args, environ, gpus=count)
     plan, checks = build(request, environ)
     return request, plan, checks
 
 
 def main() -> int:
-    if flags.parse(sys.argv[2:]).on("help"):  # --help=true; the scripts answer --help themselves
+    if flags.parse(own_script.split(sys.argv[2:])[0]).on("help"):  # --help=true; the scripts answer --help themselves
         print("\n".join(option_lines()))
         return 0
     try:
-        request, plan, checks = make(sys.argv[1], sys.argv[2:], os.environ)
-        if request.dry_run or request.check:
-            return show(request, plan, checks)
-        print(write(plan, checks, request).path)
+        if own_script.asked_for(sys.argv[2:]):
+            return _hand_out(*_script(sys.argv[1], sys.argv[2:], os.environ))
+        request = read(sys.argv[1], sys.argv[2:], os.environ)
+        if request.place.kind == RANK:
+            print(RANK)
+            return 0
+        return _hand_out(request, *build(request, os.environ))
     except UserError as error:
         console.report(error)
         return int(error.code)
+
+
+def _script(program: str, args: list[str], environ: Mapping[str, str]) -> tuple[Launch, Plan, list[preflight.Check]]:
+    from training import plan_script
+
+    request = own_script.read(program, args, environ)
+    return request, *plan_script.build(request, environ, SCHEMA_VERSION)
+
+
+def _hand_out(request: Launch, plan: Plan, checks: list[preflight.Check]) -> int:
+    """The run directory for the shell, or the plan for the user."""
+    if request.dry_run or request.check:
+        return show(request, plan, checks)
+    print(write(plan, checks, request).path)
     return 0
 
 

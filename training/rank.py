@@ -6,6 +6,7 @@ torch is imported late: a wrong flag is answered at once, and the heartbeat tell
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import signal
 import sys
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from training import console, heartbeat, rundir
 from training.errors import Exit, UserError
 from training.host import process
+from training.launch.place import NODE
+from training.request import ENTRYPOINT
 
 if TYPE_CHECKING:
     from training.data.prepare import Prepared
@@ -24,42 +27,39 @@ if TYPE_CHECKING:
 
 Plan = dict[str, Any]
 POLL_S = 0.05
+SUPERVISED = "DUET_SUPERVISED"
 
 
 def main(args: list[str], environ: MutableMapping[str, str]) -> int:
     """Returns the exit code; problems of the user end without a traceback, other failures with one in the rank's log."""
-    rank, world_size = int(environ.get("RANK", 0)), int(environ.get("WORLD_SIZE", 1))
     if any(a in ("-h", "--help") for a in args):
         from training.config.help import option_lines
 
         print("python train.py CONFIG [--key=value …]\n" + "\n".join(option_lines()))
         return 0
     process.die_of_stop_signals()  # silently, as long as there is nothing to save
-    parent = os.getppid()
-    if world_size > 1:
-        process.die_with_parent(parent)  # a killed torchrun leaves orphans otherwise
     run: rundir.RunDir | None = None
     try:
-        if rundir.VARIABLE in environ:
+        if rundir.VARIABLE in environ and SUPERVISED in environ:
             run = rundir.RunDir(environ[rundir.VARIABLE])
             plan = _planned(run)
-            world = _meet(run, plan, rank)
+            world = _meet(run, plan, int(environ.get("RANK", 0)))
         else:
-            draft = _draft(args, environ, world_size)
+            draft = _draft(args, environ, os.getppid())
             if isinstance(draft, int):
                 return draft
             run, plan, world = draft
         return int(_live(run, plan, world))
     except UserError as error:
-        if rank == 0:
-            console.report(error)
+        error.said_by_another |= run is not None and environ.get("RANK", "0") != "0"
+        console.report(error)
         return int(error.code)
     except Exception as error:
         if run is None:
             raise
         from training.engine import failure
 
-        status = failure.record(run, rank, error)
+        status = failure.record(run, int(environ.get("RANK", 0)), error)
         sys.stdout.flush()
         # Leave at once: the other ranks may wait for this one in a collective, and a tear-down could block here too.
         os._exit(status)
@@ -89,26 +89,45 @@ def _stacks_on_request(run: rundir.RunDir, rank: int) -> None:
     faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
 
 
-def _draft(args: list[str], environ: MutableMapping[str, str], world_size: int) -> tuple[rundir.RunDir, Plan, World] | int:
+def _draft(args: list[str], environ: MutableMapping[str, str], parent: int) -> tuple[rundir.RunDir, Plan, World] | int:
     """Without a launcher of ours: every rank makes the same plan, rank 0 alone writes it; the exit code after --dry_run."""
     from training import plan as planner
 
-    local = int(environ.get("LOCAL_WORLD_SIZE", world_size))
-    request, plan, checks = planner.make("train.py", args, environ, ranks=world_size, local_ranks=local)
+    # A launch script that found itself to be a rank has become this process, with its own arguments.
+    request, plan, checks = planner.make(environ.pop("DUET_SCRIPT", ENTRYPOINT), args, environ)
+    place = request.place
     if request.dry_run or request.check:
-        return planner.show(request, plan, checks) if int(environ.get("RANK", 0)) == 0 else 0
-    environ.update({v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"})
+        return planner.show(request, plan, checks) if place.rank == 0 else 0
+    if place.kind == NODE:
+        planner.become_launcher(planner.write(plan, checks, request), environ)
+    if place.world_size > 1:
+        process.die_with_parent(parent)  # a killed torchrun leaves orphans otherwise
+    for name in place.leftovers:
+        del environ[name]
+    environ.update(place.variables() | {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"})
     from training import distributed
 
     world = distributed.setup(plan["device"]["value"], plan["config"]["hang_timeout"])
-    path = str(planner.write(plan, checks, request).path) if world.rank == 0 else None
-    run = rundir.RunDir(distributed.from_main("run directory", path))
+    run = _common_run(planner.write(plan, checks, request) if world.rank == 0 else None)
     heartbeat.start(run.heartbeat(world.rank), world.rank)
     plan = _planned(run)
     if world.rank == 0:
         console.open_log(plan["log_file"])
         planner.announce(plan)
     return run, plan, world
+
+
+def _common_run(own: rundir.RunDir | None) -> rundir.RunDir:
+    """Rank 0's run directory on every rank; where its disk is not seen, a folder of the same name with its plan."""
+    from training import distributed
+
+    told = distributed.from_main("run", json.dumps({"path": str(own.path), "plan": rundir.read_json(own.plan)}) if own else None)
+    run, plan = rundir.RunDir(json.loads(told)["path"]), json.loads(told)["plan"]
+    seen = rundir.read_json(run.plan)
+    if seen is None or seen["created"] != plan["created"]:
+        run.create()
+        rundir.write_json(run.plan, plan)
+    return run
 
 
 def _live(run: rundir.RunDir, plan: Plan, world: World) -> Exit:
@@ -143,7 +162,7 @@ def _live(run: rundir.RunDir, plan: Plan, world: World) -> Exit:
     cleanup()
     if world.rank == 0:
         closing.write_summary(setup, plan, position, code, started)
-        if "DUET_SUPERVISED" not in os.environ:
+        if SUPERVISED not in os.environ:
             console.raw(summary.render(run, plan))
     heartbeat.current.beat(heartbeat.FINISHED)
     return code
@@ -155,7 +174,7 @@ def _data(run: rundir.RunDir, plan: Plan, world: World) -> Prepared:
 
     if world.rank == 0:
         heartbeat.current.beat("preparing data")
-        return store.prepare(run, plan) if "DUET_SUPERVISED" in os.environ else _prepare_alone(run, plan)
+        return store.prepare(run, plan) if SUPERVISED in os.environ else _prepare_alone(run, plan)
     heartbeat.current.beat("waiting for data")
     while (data := store.published(run)) is None:
         time.sleep(POLL_S)

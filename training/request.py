@@ -14,43 +14,69 @@ from typing import Any
 
 from training import console, rundir
 from training.config import batch, files, flags, resolve
-from training.config.schema import FIELDS, Config
+from training.config.schema import FIELDS, Config, of_the_run
 from training.data import corpus, extras, tokenizer
 from training.errors import Problem, UserError
+from training.launch import mode
+from training.launch.place import NODE, RANK, Asked, Place
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICKSTART = "configs/dual_gpu/quickstart.py"
-# Ranks each script starts: a number, or None for 'the first argument says'.
-SCRIPTS: dict[str, int | None] = {"train_dual_gpu.sh": 2, "train_dual_gpu_enhanced.sh": 2, "launch_train.sh": None}
+ENTRYPOINT = "train.py"
+# Ranks each script starts on a machine: a number, or None for 'the first argument says'.
+SCRIPTS: dict[str, int | None] = {"train_dual_gpu.sh": 2, "train_dual_gpu_enhanced.sh": 2, "launch_train.sh": None, ENTRYPOINT: 1}
 MAX_RANKS = 1024
 NAME_CHARACTERS = "letters, digits, dot, dash and underscore"
 
 
-@dataclass
-class Request:
-    """A checked request. `origins` says for each field where its value came from."""
+@dataclass(kw_only=True)
+class Launch:
+    """A checked wish to start ranks. `origins` says for each field where its value came from."""
 
     script: str
     args: list[str]
+    place: Place
     ranks: int
     local_ranks: int  # on this machine
     config: Config
     origins: dict[str, str]
-    config_file: Path | None
     dry_run: bool
     check: bool  # dry run with a measurement
-    source: corpus.Source
-    resume_from: rundir.RunDir | None
-    resumed: files.Values  # its configuration
     experiments: Path
     logs: Path
     notes: list[str] = field(default_factory=list)
+    resume_from: rundir.RunDir | None = None
+    gpu_ranks: int = 0  # ranks that share the GPUs which this process sees
+
+    def __post_init__(self) -> None:
+        self.gpu_ranks = self.gpu_ranks or self.local_ranks
+
+    @property
+    def base_name(self) -> str:
+        """Of a run that the user gives no name."""
+        raise NotImplementedError
 
     def command(self, **changes: Any) -> str:
         return command(self.script, self.args, **changes)
 
     def command_with(self, ranks: int) -> str:
         """The same with so many ranks."""
+        raise NotImplementedError
+
+
+@dataclass(kw_only=True)
+class Request(Launch):
+    """Our own training."""
+
+    config_file: Path | None
+    source: corpus.Source
+    resumed: files.Values  # its configuration
+
+    @property
+    def base_name(self) -> str:
+        return self.config_file.stem if self.config_file else "run"
+
+    def command_with(self, ranks: int) -> str:
         args = list(self.args)
         if self.script == "launch_train.sh":
             del args[next(i for i in range(len(args)) if flags.parse(args[: i + 1]).positional)]
@@ -64,7 +90,7 @@ class Request:
 
 def command(script: str, args: list[str], **changes: Any) -> str:
     """The user's own command with these flags changed, to paste into a shell."""
-    program = "python train.py" if script == "train.py" else f"./{script}"
+    program = "python train.py" if script == ENTRYPOINT else f"./{script}"
     kept, skip = [], False
     for i, arg in enumerate(args):
         name, equals, _ = arg.removeprefix("--").partition("=")
@@ -81,33 +107,30 @@ def read(
     script: str,
     args: list[str],
     environ: Mapping[str, str],
-    ranks: int | None = None,
-    local_ranks: int | None = None,
     installed: bool = True,
+    gpus: int = 0,
 ) -> Request:
-    """Check everything that can be checked without looking at the machine; `ranks` (in all) and `local_ranks` (on
-    this machine) when something else has decided them. `installed`: this interpreter is the run's, with its packages.
+    """Check everything that can be checked without looking at the machine. `installed`: this interpreter is the run's, with
+    its packages. `gpus`: visible ones, for train.py where it is given a whole node.
 
     Raises UserError with all problems at once.
     """
     line = flags.parse(args)
     problems = line.problems
     positional = list(line.positional)
-    if ranks is None:
-        ranks = SCRIPTS[script]
-    if ranks is None:
-        ranks = _number_of_ranks(positional, problems)
+    typed = SCRIPTS[script] or number_of_ranks(positional, problems)
     config_file = _config_file(script, line, positional, problems, environ)
     values, file_problems = files.load(config_file) if config_file else ({}, [])
     problems += file_problems
 
     first = resolve.resolve(line, values, environ)
-    experiments = _folder("out_dir", first)
+    experiments = folder("out_dir", first)
     resumed, resume_from = _resumed(first, experiments, problems) if first.config.resume else ({}, None)
     resolved = resolve.resolve(line, values, environ, resumed) if resumed else first
     problems += resolved.problems
     config, origins = resolved.config, resolved.origins
-    notes = []
+    place = place_of(script, config, environ, problems, gpus)
+    ranks, local_ranks, notes = count(place, typed, script, gpus) if place else (typed, typed, [])
     if resume_from and config_file:
         changed = [n for n in values if n in resumed and values[n][0] != resumed[n][0] and n not in line.flags]
         if changed:
@@ -124,29 +147,58 @@ def read(
     problems += tokenizer.check(config.tokenizer, origins["tokenizer"])
     if installed:
         problems += extras.missing(source.files if source else (), config.tokenizer)
-    problems += _run_name(config, origins, experiments, resume_from)
-    if problems or source is None:
-        raise UserError(problems)
+    problems += run_name(config, origins, experiments, resume_from)
+    if place and place.kind == RANK and rundir.VARIABLE in environ:
+        text = f"this is rank {place.rank} of the run {environ[rundir.VARIABLE]}: a launcher in a rank would start every rank again"
+        problems.append(
+            Problem(text, "one launcher for one training", [f"{command(script, args)} --launcher=spawn   # a training of its own"])
+        )
+    if problems or source is None or place is None:
+        raise UserError(problems, said_by_another=place is not None and place.kind == RANK and place.rank != 0)
     return Request(
-        script,
-        args,
-        ranks,
-        local_ranks or ranks,
-        config,
-        origins,
-        config_file,
-        line.on("dry_run"),
-        line.on("check"),
-        source,
-        resume_from,
-        resumed,
-        experiments,
-        _folder("log_dir", resolved),
-        notes,
+        script=script,
+        args=args,
+        place=place,
+        ranks=ranks,
+        local_ranks=local_ranks,
+        config=config,
+        origins=origins,
+        config_file=config_file,
+        dry_run=line.on("dry_run"),
+        check=line.on("check"),
+        source=source,
+        resume_from=resume_from,
+        resumed=resumed,
+        experiments=experiments,
+        logs=folder("log_dir", resolved),
+        notes=notes,
     )
 
 
-def _number_of_ranks(positional: list[str], problems: list[Problem]) -> int:
+def place_of(script: str, config: Config, environ: Mapping[str, str], problems: list[Problem], gpus: int) -> Place | None:
+    asked = Asked(config.launcher, config.nnodes, config.node_rank, config.master_addr, config.master_port)
+    try:
+        return mode.find(environ, asked, starts_ranks=script != ENTRYPOINT, several_gpus=gpus > 1)
+    except UserError as error:
+        problems += error.problems
+        return None
+
+
+def count(place: Place, typed: int, script: str, gpus: int) -> tuple[int, int, list[str]]:
+    """(ranks in all, ranks on this machine, what to say of it). A platform's numbers win over the one that was typed."""
+    if place.kind == RANK:
+        local = place.local_world_size or min(place.world_size, max(place.local_rank + 1, gpus))
+        differs = script != ENTRYPOINT and typed not in (0, place.world_size, local)
+        return (
+            place.world_size,
+            local,
+            [f"{typed} processes were asked for, {place.world_size} ranks are started already"] if differs else [],
+        )
+    here = max(1, gpus) if place.kind == NODE and script == ENTRYPOINT else typed
+    return here * place.nnodes, here, []
+
+
+def number_of_ranks(positional: list[str], problems: list[Problem]) -> int:
     """The N of `./launch_train.sh N`; 0 when it is wrong."""
     allowed = f"a whole number from 1 to {MAX_RANKS}: how many processes to start"
     fixes = [f"./launch_train.sh 2 {QUICKSTART}"]
@@ -176,7 +228,7 @@ def _config_file(
     return Path(os.path.expanduser(given[0]))  # noqa: PTH111 – Path.expanduser raises for an unknown user
 
 
-def _folder(name: str, resolved: resolve.Resolved) -> Path:
+def folder(name: str, resolved: resolve.Resolved) -> Path:
     """Default folders stand in the project, wherever it is started from; a folder that the user names, where he is."""
     value = Path(os.path.expanduser(getattr(resolved.config, name)))  # noqa: PTH111 – Path.expanduser raises for an unknown user
     return ROOT / value if resolved.origins[name] == "default" else value.absolute()
@@ -199,7 +251,7 @@ def _resumed(first: resolve.Resolved, experiments: Path, problems: list[Problem]
         problems.append(Problem(f"resume is {wanted!r} ({origin}): no run there", "a run directory, a run's name, or latest", fixes))
         return {}, None
     origin = f"resumed run {run.name}"
-    known = {n: (v, origin) for n, v in plan["config"].items() if n in FIELDS and n not in ("resume", "out_dir", "log_dir")}
+    known = {n: (v, origin) for n, v in plan["config"].items() if n in FIELDS and of_the_run(n)}
     return known, run
 
 
@@ -222,7 +274,7 @@ def divides(config: Config, origins: Mapping[str, str], ranks: int, script: str,
     return [Problem(what, f"a multiple of {device * seq * ranks} tokens", fixes)]
 
 
-def _run_name(config: Config, origins: Mapping[str, str], experiments: Path, resume_from: rundir.RunDir | None) -> list[Problem]:
+def run_name(config: Config, origins: Mapping[str, str], experiments: Path, resume_from: rundir.RunDir | None) -> list[Problem]:
     name = config.run_name
     if not name or resume_from:
         return []
@@ -238,8 +290,13 @@ def _run_name(config: Config, origins: Mapping[str, str], experiments: Path, res
 
 def main() -> int:
     script, args = sys.argv[1], sys.argv[2:]
+    from training import script as own_script
+
     try:
-        read(script, args, os.environ, installed=False)
+        if own_script.asked_for(args):
+            own_script.read(script, args, os.environ)
+        else:
+            read(script, args, os.environ, installed=False)
     except UserError as error:
         console.report(error)
         return int(error.code)

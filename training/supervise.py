@@ -20,8 +20,9 @@ from training import console, heartbeat, rundir, summary
 from training import plan as planner
 from training.data import store
 from training.errors import Exit, UserError
-from training.launch import spawn, verdict
+from training.launch import team, verdict
 from training.launch.attempt import Attempt
+from training.launch.guardian import Guardian
 from training.launch.output import tail
 
 
@@ -35,11 +36,10 @@ def main(argv: list[str]) -> int:
     os.environ["DUET_SUPERVISED"] = "1"
     console.open_log(plan["log_file"])
     planner.announce(plan)
-    if leaked := spawn.leaked():
-        console.warning(f"left out of the ranks' environment, another launcher's: {', '.join(leaked)}")
     rundir.write_json(run.supervisor, {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time(), "ranks": []})
     try:
-        store.prepare(run, plan)
+        if not team.is_script(plan):
+            store.prepare(run, plan)
     except UserError as error:
         planner.withdraw(run)
         console.report(error)
@@ -50,16 +50,17 @@ def main(argv: list[str]) -> int:
     for old in (run.summary, run.failure, run.plan_before):
         old.unlink(missing_ok=True)
     try:
-        return _attempts(run, plan, stages)
+        with Guardian() as token:
+            return _attempts(run, plan, stages, token)
     except UserError as error:
         console.report(error)
         return error.code
 
 
-def _attempts(run: rundir.RunDir, plan: dict[str, Any], stages: set[str]) -> int:
+def _attempts(run: rundir.RunDir, plan: dict[str, Any], stages: set[str], token: str) -> int:
     failed_at: list[int] = []  # the step of each failure
     for attempt in itertools.count(1):
-        outcome = Attempt(run, plan).go()
+        outcome = Attempt(run, plan, team.alone(plan), token).go()
         code = verdict.exit_code(outcome)
         if not outcome.guilty and not outcome.killed:
             return _regular_end(run, plan, code)
@@ -68,6 +69,9 @@ def _attempts(run: rundir.RunDir, plan: dict[str, Any], stages: set[str]) -> int
             rundir.write_json(run.failure, record)
         except OSError as error:
             console.warning(f"{run.failure} can not be written: {error.strerror}")
+        if outcome.torn_down:
+            console.warning(f"training finished, then a rank was aborted (exit {int(code)})\n{verdict.card(record)}")
+            return code
         if code in (Exit.CONFIG, Exit.RESOURCES):  # the rank has said what is wrong
             return code
         if outcome.killed or verdict.stopped_early(outcome):
@@ -92,13 +96,27 @@ def _attempts(run: rundir.RunDir, plan: dict[str, Any], stages: set[str]) -> int
     return code
 
 
-def _regular_end(run: rundir.RunDir, plan: dict[str, Any], code: Exit) -> int:
+def _regular_end(run: rundir.RunDir, plan: dict[str, Any], code: int) -> int:
+    if team.is_script(plan):
+        return _script_end(run, plan, code)
     text = summary.render(run, plan)
     if code == Exit.DONE:
         console.success(f"training finished\n{text}".rstrip())
     else:
         why = "interrupted" if code == Exit.INTERRUPTED else "stopped on request"
         console.warning(f"{why}, checkpoint saved (exit {int(code)})\n{text}".rstrip())
+    return code
+
+
+def _script_end(run: rundir.RunDir, plan: dict[str, Any], code: int) -> int:
+    seconds = time.time() - plan["created"]
+    ranks = f"{plan['ranks']} rank{'s' if plan['ranks'] > 1 else ''}"
+    status = "finished" if code == Exit.DONE else "stopped"
+    rundir.write_json(run.summary, {"status": status, "ranks": plan["ranks"], "seconds": seconds, "exit_code": int(code)})
+    if code == Exit.DONE:
+        console.success(f"script finished: {ranks} ended with status 0 after {seconds:.1f} s; what each said: {run.ranks}/")
+    else:
+        console.warning(f"script stopped on request (exit {int(code)}); what each rank said: {run.ranks}/")
     return code
 
 

@@ -125,7 +125,7 @@ def test_every_field_can_be_set_by_each_source(name: str) -> None:
         ("precision", "fp16"),
         ("wandb_mode", "dryrun"),
         ("compile", "true"),
-        ("launcher", "slurm"),
+        ("launcher", "mpi"),
         ("master_port", "65536"),
         ("master_port", "http"),
         ("hang_timeout", "0"),

@@ -10,6 +10,7 @@ from training.config.schema import Config
 from training.host import decide
 from training.host.gpus import Gpu, Machine
 from training.host.torch_build import TorchBuild
+from training.launch.place import LOCAL, RANK, Place
 
 GIB = 1 << 30
 TORCH, CPU_TORCH = TorchBuild("2.13.0", "13.0"), TorchBuild("2.13.0+cpu", None)
@@ -117,9 +118,11 @@ def test_the_room_for_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         ("launch_train.sh", 1, "auto", "spawn", "no process group"),
         ("train.py", 2, "auto", "env", "started already"),
         ("train.py", 1, "auto", "env", "plain python"),
+        ("launch_train.sh", 2, "auto", "env", "started already"),
     ],
 )
 def test_who_starts_the_ranks(script: str, ranks: int, asked: str, value: str, said: str) -> None:
-    choice = decide.launcher(config(launcher=asked), script, ranks)
+    kind = RANK if "started" in said else LOCAL
+    choice = decide.launcher(config(launcher=asked), Place(kind, "nobody", ""), script, ranks)
     assert choice.value == value
     assert said in choice.reason

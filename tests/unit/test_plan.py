@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.conftest import ENHANCED, LAUNCH, ROOT, SIMPLE, TRAIN, Shell, python
+from tests.unit.conftest import ENHANCED, LAUNCH, ROOT, SIMPLE, Shell, python
 from training import plan as planner
 from training import request
 from training.config.schema import FIELDS
@@ -58,7 +58,10 @@ def in_project(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 def make(
     *args: str, script: str = SIMPLE, env: dict[str, str] | None = None, ranks: int | None = None
 ) -> tuple[Request, dict[str, Any], Any]:
-    return planner.make(script, list(args), env or {}, ranks or (1 if script == TRAIN else None))
+    started = (
+        {} if ranks is None else {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    )
+    return planner.make(script, list(args), started | (env or {}))
 
 
 def lacking(*args: str, script: str = SIMPLE, ranks: int | None = None) -> list[Problem]:

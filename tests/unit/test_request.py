@@ -82,9 +82,49 @@ def test_any_number_of_processes(n: int, home: Path) -> None:
 
 
 def test_ranks_that_somebody_else_has_started(home: Path) -> None:
-    found = request.read(TRAIN, ["--total_batch_size=49152"], {}, ranks=4, local_ranks=2)
-    assert (found.ranks, found.local_ranks) == (4, 2)
-    assert request.read(TRAIN, [], {}, ranks=1).local_ranks == 1
+    environ = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
+    found = request.read(TRAIN, ["--total_batch_size=49152"], environ)
+    assert (found.ranks, found.local_ranks, found.place.rank) == (4, 2, 3)
+    assert request.read(TRAIN, [], {}).local_ranks == 1
+    told = request.read(LAUNCH, ["3", "--total_batch_size=49152"], environ)
+    assert told.ranks == 4 and told.notes == ["3 processes were asked for, 4 ranks are started already"]
+    for typed in ("2", "4"):
+        assert request.read(LAUNCH, [typed, "--total_batch_size=49152"], environ).notes == []
+
+
+def test_how_many_ranks_are_here_where_nobody_says(home: Path) -> None:
+    environ = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1"}
+    assert [request.read(TRAIN, ["--total_batch_size=49152"], environ, gpus=n).local_ranks for n in (0, 2, 8)] == [2, 2, 4]
+
+
+def test_a_node_of_several_starts_its_own_share(home: Path) -> None:
+    by_flags = request.read(LAUNCH, ["2", "--nnodes=2", "--node_rank=1", "--master_addr=h", "--total_batch_size=49152"], {})
+    assert (by_flags.ranks, by_flags.local_ranks) == (4, 2)
+    injected = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h"}
+    assert request.read(TRAIN, ["--total_batch_size=49152"], injected, gpus=2).local_ranks == 2
+    assert request.read(TRAIN, ["--total_batch_size=24576"], injected, gpus=0).ranks == 2
+
+
+def test_a_launcher_in_a_rank_is_refused(home: Path) -> None:
+    environ = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+        "DUET_RUN_DIR": "/runs/outer",
+    }
+    with pytest.raises(UserError, match="this is rank 0 of the run /runs/outer"):
+        request.read(LAUNCH, ["2"], environ)
+    assert request.read(LAUNCH, ["2", "--launcher=spawn", "--total_batch_size=24576"], environ).place.kind == "local"
+
+
+def test_a_problem_of_all_ranks_is_said_by_one(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    environ = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for rank, said in (("0", False), ("1", True)):
+        with pytest.raises(UserError) as caught:
+            request.read(TRAIN, ["--depht=3"], environ | {"RANK": rank})
+        assert caught.value.said_by_another is said
 
 
 def test_default_folders_stand_in_the_project_named_ones_where_the_user_stands(

@@ -13,6 +13,7 @@ ACTIONS = {
     "config": "the config file (or simply its path)",
     "dry_run": "show the whole plan, launch nothing",
     "check": "the same, and measure the memory of a step by fake tensors (some seconds)",
+    "script": "launch_train.sh N --script main.py -- ARGS: a script of your own instead of our training",
     "help": "this text",
 }
 WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}

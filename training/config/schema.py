@@ -152,13 +152,30 @@ class Config:
     tensorboard: bool = option(True, "tracking", "TensorBoard files in the run directory")
 
     launcher: str = option(
-        "auto", "launch", "who starts the ranks; auto: spawn on one machine", choices=("auto", "spawn", "torchrun"), unit="local"
+        "auto",
+        "launch",
+        "auto: what the environment says, else spawn; spawn, torchrun: start ranks here; env, slurm: this process is a rank",
+        choices=("auto", "spawn", "torchrun", "env", "slurm"),
+        unit="this process",
     )
-    master_port: int = option(0, "launch", "port of the ranks' meeting point; 0: any free one", unit="TCP port", low=0, high=65535)
+    nnodes: int = option(1, "launch", "machines that train together, each started by hand", unit="machines", low=1, high=4096)
+    node_rank: int = option(0, "launch", "which of them this one is", unit="this machine", low=0, high=4095)
+    master_addr: str = option("", "launch", "address or name of machine 0, as the others reach it", unit="all machines")
+    master_port: int = option(
+        0, "launch", "port of the ranks' meeting point; 0: any free one, on several machines 12355", unit="TCP port", low=0, high=65535
+    )
+    meeting_timeout: int = option(
+        300, "launch", "how long machines wait for each other; who is missing is said after 5 s", unit="seconds", low=1
+    )
     debug: bool = option(False, "launch", "NCCL and torch.distributed debug output for this run")
 
 
 FIELDS = {f.name: f for f in fields(Config)}
+
+
+def of_the_run(name: str) -> bool:
+    """Does a resumed run keep this? Where its folders are and how it is launched belongs to each start."""
+    return name not in ("resume", "out_dir", "log_dir") and FIELDS[name].metadata["group"] != "launch"
 
 
 def kind(name: str) -> str:

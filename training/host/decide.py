@@ -12,6 +12,8 @@ import psutil
 from training.config.schema import Config
 from training.host.gpus import Machine
 from training.host.torch_build import TorchBuild
+from training.launch.place import RANK, Place
+from training.request import ENTRYPOINT
 
 
 @dataclass(frozen=True)
@@ -83,13 +85,18 @@ def static_graph(config: Config, accumulation: int) -> Choice:
     return Choice(True, "as asked")
 
 
-def launcher(config: Config, script: str, ranks: int) -> Choice:
-    if script == "train.py":
-        return Choice(
-            "env", "RANK and WORLD_SIZE are set: the ranks are started already" if ranks > 1 else "plain python, no process group"
-        )
-    if config.launcher != "auto":
-        return Choice(config.launcher, "as asked")
+def launcher(config: Config, place: Place, script: str, ranks: int) -> Choice:
+    """Who starts the ranks of this machine: 'env' somebody else, 'spawn' we, 'torchrun' for us."""
+    if place.kind == RANK:
+        return Choice("env", "the ranks are started already")
     if ranks == 1:
-        return Choice("spawn", "one rank: plain python, no process group")
-    return Choice("spawn", "one machine: direct start of the ranks is faster than torchrun and gives true exit statuses")
+        return Choice("env" if script == ENTRYPOINT else "spawn", "one rank: plain python, no process group")
+    if config.launcher == "torchrun":
+        return Choice("torchrun", "as asked")
+    return Choice("spawn", "direct start of the ranks is faster than torchrun and gives true exit statuses")
+
+
+def left_over(place: Place) -> list[str]:
+    """What the environment holds of another launcher, for the notes."""
+    names = ", ".join(place.leftovers)
+    return [f"not followed, since nothing has started ranks: {names} (left by a shell profile or an outer run)"] if names else []

@@ -19,7 +19,7 @@ from training.errors import Problem
 from training.host import memory, ports
 from training.host.gpus import Gpu, Machine
 from training.host.torch_build import TorchBuild
-from training.request import Request
+from training.request import Launch
 
 RECOMMENDED_GPU_BYTES = 20 * 10**9  # what the original configs were made for
 OK, WARNING, ERROR = "ok", "warning", "error"
@@ -41,9 +41,9 @@ class Check:
         return Problem(self.text, "", self.fixes)
 
 
-def gpus(machine: Machine, estimate: memory.Estimate, request: Request, smaller: list[str]) -> Iterable[Check]:
+def gpus(machine: Machine, estimate: memory.Estimate, request: Launch, smaller: list[str]) -> Iterable[Check]:
     """Enough GPUs, each with room for the estimate, and who is on them; `smaller`: commands for runs that fit."""
-    have, ranks = len(machine.gpus), request.local_ranks
+    have, ranks = len(machine.gpus), request.gpu_ranks
     if have < ranks:
         fixes = [request.command_with(have)] if have else []
         fixes += [request.command(device="cpu"), "./train_dual_gpu.sh configs/dual_gpu/quickstart.py   # two ranks on any machine"]
@@ -78,7 +78,7 @@ def _gpu(gpu: Gpu, estimate: memory.Estimate, smaller: list[str]) -> Iterable[Ch
         yield Check(name, OK, shown + ("; 20 GB or more are recommended for the dual-GPU configs" if small else ""))
 
 
-def torch_fits(machine: Machine, torch: TorchBuild | None, request: Request) -> Iterable[Check]:
+def torch_fits(machine: Machine, torch: TorchBuild | None, request: Launch) -> Iterable[Check]:
     """The installed torch can use these GPUs: built for CUDA, and not for a newer one than the driver runs."""
     if torch is None or not machine.gpus:
         return
@@ -93,7 +93,7 @@ def torch_fits(machine: Machine, torch: TorchBuild | None, request: Request) -> 
         yield Check("torch", OK, f"{name}, CUDA {torch.cuda}")
 
 
-def compile_works(torch: TorchBuild | None, device: str, request: Request) -> list[Check]:
+def compile_works(torch: TorchBuild | None, device: str, request: Launch) -> list[Check]:
     """torch's code generator for CPUs builds a shell command without quoting its own folder."""
     if device != "cpu" or torch is None or not re.search(r"[\s'\"]", torch.folder):
         return []
@@ -124,7 +124,7 @@ def not_running(run: rundir.RunDir) -> list[Check]:
     ]
 
 
-def host_memory(room: int | None, estimate: memory.Estimate, request: Request, smaller: list[str]) -> Check:
+def host_memory(room: int | None, estimate: memory.Estimate, request: Launch, smaller: list[str]) -> Check:
     """Training on the CPU: the ranks live in host memory."""
     ranks = request.local_ranks
     shown = f"{memory.gib(room)} free for each of {ranks} ranks" if ranks > 1 else f"{memory.gib(room)} free"

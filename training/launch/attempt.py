@@ -11,8 +11,11 @@ from typing import Any
 
 from training import console, heartbeat, rundir
 from training.errors import Exit
-from training.launch import spawn
+from training.host import process
+from training.host.gpus import one_line
+from training.launch import spawn, team
 from training.launch.output import Output
+from training.launch.team import Team, is_script
 
 POLL_S = 0.25
 PEER_GRACE_S = 3.0  # what the others may still say after one has failed
@@ -30,11 +33,17 @@ class Outcome:
     hang_s: float | None = None  # seconds without progress, when that ended it
     asked: Exit = Exit.DONE  # PREEMPTED or INTERRUPTED when a signal asked to stop
     killed: bool = False  # asked twice, or the ranks did not stop
+    ours: bool = True  # our own training; False: somebody's script
+    torn_down: bool = False  # a script had come to its end, and was aborted after it
 
 
 class Attempt:
-    def __init__(self, run: rundir.RunDir, plan: dict[str, Any]) -> None:
-        self.run, self.plan, self.outcome = run, plan, Outcome()
+    """`token` marks every process of the launch (training.host.process)."""
+
+    def __init__(self, run: rundir.RunDir, plan: dict[str, Any], team: Team, token: str) -> None:
+        self.run, self.plan, self.team, self.token, self.outcome = run, plan, team, token, Outcome()
+        self._ours = self.outcome.ours = not is_script(plan)
+        self._asked_times = 0
         self._selector = selectors.DefaultSelector()
         self._alive: dict[int, spawn.Child] = {}  # by pidfd
         self._outputs: dict[int, Output] = {}  # by descriptor
@@ -61,6 +70,7 @@ class Attempt:
             for child in self._alive.values():
                 child.signal_group(signal.SIGKILL)
                 child.popen.wait()
+            self._sweep()
             self._drain_rest()
             signal.set_wakeup_fd(previous)
             for number, handler in before.items():
@@ -71,16 +81,18 @@ class Attempt:
         return self.outcome
 
     def _start(self) -> None:
-        ranks, port = self.plan["ranks"], self.plan["master_port"]
-        for stale in (*self.run.heartbeats.glob("rank*.bin"), *self.run.ranks.glob("rank*.error.json"), *self.run.ranks.glob("*.stacks")):
-            stale.unlink()
+        for rank in self.team.ranks:
+            for stale in (self.run.heartbeat(rank), *(self.run.ranks / f"rank{rank}.{end}" for end in ("error.json", "stacks", "ended"))):
+                stale.unlink(missing_ok=True)
+        command = team.command(self.run, self.plan)
         if self.plan["launcher"]["value"] == "torchrun":
-            children = [spawn.start_torchrun(ranks, port, self.run.ranks)]
+            children = [spawn.start_torchrun(self.team, command, self.token, self.run.ranks, ours=self._ours)]
         else:
-            children = spawn.start_ranks(ranks, port, terminal=os.isatty(2))
+            children = spawn.start_ranks(self.team, command, self.token, ours=self._ours, terminal=os.isatty(2))
+        self.team.close()
         for child in children:
             path = self.run.ranks / "torchrun.log" if child.rank is None else self.run.rank_log(child.rank)
-            output = Output(child.output, path, shown=child.rank in (None, 0))
+            output = Output(child.output, path, shown=child.rank in (None, self.team.ranks.start))
             self._alive[child.pidfd], self._outputs[child.output] = child, output
             self._selector.register(child.pidfd, selectors.EVENT_READ, self._on_end)
             self._selector.register(child.output, selectors.EVENT_READ, self._on_output)
@@ -103,8 +115,17 @@ class Attempt:
         self.outcome.ended.append((child.rank, status))
         if self.outcome.guilty is None and not self._regular(child, status):
             self.outcome.guilty = (child.rank, status)
-            self.outcome.phases = {b.rank: str(b) for b in heartbeat.read_all(self.run.heartbeats)}
+            self.outcome.phases = {b.rank: str(b) for b in self._beats()}
+            self.outcome.torn_down = status == -signal.SIGABRT and (self.run.ranks / f"rank{child.rank}.ended").exists()
             self._failed_at = now
+
+    def _beats(self) -> list[heartbeat.Beat]:
+        return heartbeat.read_all(self.run.heartbeats, self.team.ranks)
+
+    def _sweep(self) -> None:
+        """What the ranks' own children have left, also in sessions of their own."""
+        for pid, command in process.sweep(self.token).items():
+            console.warning(f"left behind by a rank, ended: pid {pid}: {one_line(command)[:100]}")
 
     def _regular(self, child: spawn.Child, status: int) -> bool:
         """Did it end as it should? A status of 0 in the middle of the training is a failure too."""
@@ -118,27 +139,41 @@ class Attempt:
             if number not in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
                 continue
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-            if self.outcome.asked != Exit.DONE:
-                console.warning(f"{name} again: stopping the ranks now")
-                self._kill()
-                return
+            self._asked_times += 1
+            if self._asked_times > 1:
+                self._insist(name)
+                continue
             self.outcome.asked = Exit.INTERRUPTED if number == signal.SIGINT else Exit.PREEMPTED
             self._asked_at = time.monotonic()
-            console.warning(f"{name}: finishing the current step and saving a checkpoint (once more: stop now)")
+            will = "finishing the current step and saving a checkpoint" if self._ours else "told the script to stop"
+            console.warning(f"{name}: {will} (once more: stop now)")
             for child in self._alive.values():
                 if child.rank is None:
                     child.signal_group(signal.SIGTERM)
                 else:
                     child.signal(signal.Signals(number))
 
+    def _insist(self, name: str) -> None:
+        """Asked again: our ranks have nothing more to do, a script gets a moment for its own clean-up; the third time is the end."""
+        self.outcome.killed = True
+        if self._ours or self._asked_times > 2:
+            console.warning(f"{name} again: the ranks are killed")
+            self._kill()
+            return
+        console.warning(f"{name} again: stopping the ranks now (once more: kill them)")
+        self._asked_at = time.monotonic()
+        for child in self._alive.values():
+            child.signal_group(signal.SIGTERM)
+
     def _judge(self) -> None:
         """Limits: peers of a failed rank, ranks that do not stop when asked, no progress at all."""
         now = time.monotonic()
         if self._failed_at is not None and now - self._failed_at > PEER_GRACE_S:
             self._kill()
-        beats = [b for b in heartbeat.read_all(self.run.heartbeats) if b.phase != heartbeat.FINISHED]
+        beats = [b for b in self._beats() if b.phase != heartbeat.FINISHED]
         idle = min((b.age_s for b in beats), default=0.0)
-        if self._asked_at is not None and now - self._asked_at > STALL_S and (idle > STALL_S or not beats):
+        # A script may take its time to save, unless it was asked again.
+        if self._asked_at is not None and now - self._asked_at > STALL_S and (idle > STALL_S or (not beats and self._hurried())):
             self.outcome.killed = True
             self._kill()
         if self._first_end is not None and now - self._first_end > CLOSING_S and not beats:
@@ -146,9 +181,12 @@ class Attempt:
         if self.outcome.guilty is None and self._asked_at is None and idle > self.plan["config"]["hang_timeout"]:
             self._hang(idle)
 
+    def _hurried(self) -> bool:
+        return self._ours or self._asked_times > 1
+
     def _hang(self, idle: float) -> None:
         """Nobody moves: note where everybody is, take stacks, end it."""
-        beats = heartbeat.read_all(self.run.heartbeats)
+        beats = self._beats()
         self.outcome.hang_s = idle
         self.outcome.phases = {b.rank: str(b) for b in beats}
         # A rank that does not stand where ranks wait for each other keeps the others waiting.

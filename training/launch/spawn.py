@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import functools
 import os
 import pty
 import signal
-import socket
 import subprocess
 import sys
 import termios
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.errors import Exit, Problem, UserError
-from training.host import ports, process
-from training.request import ROOT
-
-SCRUBBED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT")
-SCRUBBED_PREFIXES = ("PET_", "TORCHELASTIC_")
-LOOPBACK = "127.0.0.1"
+from training.config.resolve import INTERNAL
+from training.host import process
+from training.launch import mode
+from training.launch.team import Team
 
 
 @dataclass
@@ -48,56 +43,37 @@ class Child:
         self.popen.send_signal(number)
 
 
-def clean_environment() -> dict[str, str]:
-    """The environment without what an outer launcher or a shell profile left: it would make ranks of another run."""
-    return {k: v for k, v in os.environ.items() if k not in SCRUBBED and not k.startswith(SCRUBBED_PREFIXES)}
+def clean_environment(ours: bool) -> dict[str, str]:
+    """The environment without what an outer launcher or a shell profile left: it would make ranks of another run. A script that
+    is not ours gets nothing of what our parts tell each other either."""
+    private = {"DUET_SCRIPT"} if ours else INTERNAL
+    return {name: value for name, value in mode.clean(os.environ).items() if name not in private}
 
 
-def leaked() -> list[str]:
-    return sorted(k for k in os.environ if k in SCRUBBED or k.startswith(SCRUBBED_PREFIXES))
-
-
-def start_ranks(count: int, wanted_port: int, terminal: bool) -> list[Child]:
-    """Start `count` ranks of train.py. With `terminal`, rank 0 gets a pseudo-terminal, so that it shows a progress bar."""
-    if count == 1:
-        return [_start([sys.executable, str(ROOT / "train.py")], clean_environment(), 0, terminal, ())]
-    with socket.socket() as store:  # listening already: nobody can take the port in between; rank 0 inherits it
-        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _bind(store, wanted_port)
-        store.listen(2 * count)
-        shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": LOOPBACK}
-        shared["MASTER_PORT"] = str(store.getsockname()[1])
-        children = []
-        for rank in range(count):
-            env = clean_environment() | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            inherited: tuple[int, ...] = ()
-            if rank == 0:
-                env["DUET_STORE_FD"], inherited = str(store.fileno()), (store.fileno(),)
-            children.append(_start([sys.executable, str(ROOT / "train.py")], env, rank, terminal and rank == 0, inherited))
+def start_ranks(team: Team, command: list[str], token: str, *, ours: bool, terminal: bool) -> list[Child]:
+    """Start this machine's ranks. With `terminal`, its first gets a pseudo-terminal, so that it shows a progress bar."""
+    children = []
+    for rank in team.ranks:
+        env = clean_environment(ours) | team.variables(rank) | {process.TOKEN: token}
+        inherited: tuple[int, ...] = ()
+        if rank == 0 and team.store:
+            env["DUET_STORE_FD"], inherited = str(team.store.fileno()), (team.store.fileno(),)
+        children.append(_start(command, env, rank, terminal and rank == 0, inherited))
     return children
 
 
-def _bind(store: socket.socket, wanted: int) -> None:
-    """To the wanted port or, when it was taken since the plan, one of the next; 0 is any."""
-    for port in range(wanted, wanted + ports.TRIES) if wanted else (0,):
-        try:
-            store.bind((LOOPBACK, port))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-        else:
-            return
-    text = f"port {wanted} (--master_port) and the next {ports.TRIES - 1} are taken; {wanted} by {ports.owner(wanted)}"
-    raise UserError(Problem(text, "", ["leave --master_port out: a free port is chosen"]), Exit.RESOURCES)
-
-
-def start_torchrun(count: int, wanted_port: int, logs: Path) -> Child:
-    """One torchrun that starts `count` ranks; output of rank 0 comes through, every rank's goes to `logs`."""
-    meeting = ["--master-addr", LOOPBACK, "--master-port", str(wanted_port)] if wanted_port else ["--standalone", "--local-addr", LOOPBACK]
-    argv = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count), *meeting]
+def start_torchrun(team: Team, command: list[str], token: str, logs: Path, *, ours: bool) -> Child:
+    """One torchrun that starts this machine's ranks; output of its first rank comes through, every rank's goes to `logs`."""
+    count, nodes = len(team.ranks), team.world_size // len(team.ranks)
+    if "python" in Path(command[0]).name:
+        python, program = command[0], command[2:] if command[1] == "-u" else command[1:]
+    else:
+        python, program = sys.executable, ["--no-python", *command]
+    argv = [python, "-m", "torch.distributed.run", "--nproc-per-node", str(count), "--master-addr", team.address]
+    argv += ["--master-port", str(team.port), "--nnodes", str(nodes), "--node-rank", str(team.ranks.start // count)]
     to_files = ",".join(f"{rank}:3" for rank in range(1, count))
-    argv += ["--log-dir", str(logs), "--redirects", to_files or "0", str(ROOT / "train.py")]
-    return _start(argv, clean_environment(), None, False, ())
+    argv += ["--log-dir", str(logs), "--redirects", to_files or "0", *program]
+    return _start(argv, clean_environment(ours) | {process.TOKEN: token}, None, False, ())
 
 
 def _start(argv: list[str], env: dict[str, str], rank: int | None, terminal: bool, inherited: tuple[int, ...]) -> Child:

@@ -32,17 +32,20 @@ CAUSE_BY_TYPE = {
 RETRYABLE_SIGNALS = {signal.SIGKILL, signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
 
 
-def exit_code(outcome: Outcome) -> Exit:
+def exit_code(outcome: Outcome) -> int:
     """The launcher's exit status."""
     if outcome.hang_s is not None:
         return Exit.HANG
+    if outcome.torn_down:
+        return 128 + signal.SIGABRT  # the script's own status, as a shell shows it: what it did is done
     if outcome.killed:
         return Exit.INTERRUPTED if outcome.asked == Exit.INTERRUPTED else Exit.TRAINING
     if stopped_early(outcome):
-        return outcome.asked
+        # A script that dies of the signal has saved nothing that we know of: not 75, which promises that.
+        return outcome.asked if outcome.ours or outcome.asked == Exit.INTERRUPTED else 128 - (outcome.guilty or (None, 0))[1]
     if outcome.guilty:
         status = outcome.guilty[1]
-        return Exit(status) if status in (Exit.CONFIG, Exit.RESOURCES) else Exit.TRAINING
+        return Exit(status) if outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES) else Exit.TRAINING
     codes = {status for _, status in outcome.ended}
     for code in (Exit.INTERRUPTED, Exit.PREEMPTED):
         if code in codes:
@@ -74,24 +77,22 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
     where = own["where"] if own else None
     if outcome.killed or stopped_early(outcome):
         cause = "interrupted" if outcome.asked == Exit.INTERRUPTED else "preempted"
-        summary = (
-            "stopped before the training began"
-            if stopped_early(outcome)
-            else "stopped at once: nothing was saved since the last checkpoint"
-        )
-    elif status in (Exit.CONFIG, Exit.RESOURCES):
+        summary = _stop(outcome)
+    elif outcome.torn_down:
+        cause, summary = "unknown", "the script had come to its end; then its process was aborted (SIGABRT) while it was torn down"
+    elif outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES):
         cause, summary = "config_error", "the rank refused its input: see its message above"
     elif outcome.hang_s is not None:
         cause, summary = "hang", _hang_summary(outcome, rank)
         where = _stuck_at(run, rank) if rank is not None else None
-    elif status == RANK_DISK_FULL or (own and own["disk_full"]):
+    elif (outcome.ours and status == RANK_DISK_FULL) or (own and own["disk_full"]):
         cause, summary = "disk_full", f"no space left on the disk of {run.path}"
     elif own:
         cause, summary = (
             CAUSE_BY_TYPE.get(own["type"], "unknown"),
             f"{own['type']}: {own['message'].splitlines()[0] if own['message'] else ''}",
         )
-    elif -status == signal.SIGBUS and (changed := store.changed(run)):
+    elif outcome.ours and -status == signal.SIGBUS and (changed := store.changed(run)):
         cause, summary = "unknown", f"killed by SIGBUS: {changed}; the next start prepares it again"
     else:
         cause, summary = "unknown", _death(status)
@@ -106,9 +107,17 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
         "exit_code": int(exit_code(outcome)),
         "evidence": [line for line in tail(log, 2 * SHOWN_LINES) if not UNDERLINE.fullmatch(line)][-SHOWN_LINES:],
         "log": str(log),
-        "advice": _advice(cause, status, run, plan),
+        "advice": _advice(cause, status, run, plan) if outcome.ours else _advice_for_script(outcome, run),
         "time": time.time(),
     }
+
+
+def _stop(outcome: Outcome) -> str:
+    if not outcome.ours:
+        return "the script was stopped" if stopped_early(outcome) else "the script was stopped at once"
+    if stopped_early(outcome):
+        return "stopped before the training began"
+    return "stopped at once: nothing was saved since the last checkpoint"
 
 
 def _death(status: int) -> str:
@@ -151,6 +160,14 @@ def _advice(cause: str, status: int, run: rundir.RunDir, plan: dict[str, Any]) -
             "somebody, or the kernel when memory ran out, killed it: see `dmesg | tail`",
             f"go on from the last checkpoint: {next_command(plan, run)}",
         ]
+    return [f"the whole output of each rank: {run.ranks}/"]
+
+
+def _advice_for_script(outcome: Outcome, run: rundir.RunDir) -> list[str]:
+    if outcome.torn_down:
+        return ["what it trained is done; end the script with torch.distributed.destroy_process_group(), and it leaves with status 0"]
+    if outcome.guilty and outcome.guilty[1] == -signal.SIGKILL:
+        return ["somebody, or the kernel when memory ran out, killed it: see `dmesg | tail`"]
     return [f"the whole output of each rank: {run.ranks}/"]
 
 

@@ -1,0 +1,91 @@
+"""Runs somebody's script as `python SCRIPT ARGS…` would, and keeps what it ends with:
+
+    python -u run_script.py FOLDER SCRIPT ARGS…
+
+FOLDER/rank<r>.error.json  the exception that ended it          FOLDER/rank<r>.ended  the script came to its end
+FOLDER/rank<r>.stacks      Python stacks of all threads, after SIGUSR2
+
+Standard library only, Python >= 3.8: it runs in the script's own environment. The script is not changed and sees nothing of it:
+same sys.argv, sys.path, __main__, exit status and traceback.
+"""
+
+import builtins
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+import types
+
+
+def main() -> None:
+    folder, script = sys.argv[1], sys.argv[2]
+    rank = os.environ.get("RANK", "0")
+    base = os.path.join(folder, "rank" + rank)
+    # Open for the whole life of the process: the signal handler writes to the descriptor.
+    faulthandler.register(signal.SIGUSR2, file=open(base + ".stacks", "w"), all_threads=True)  # noqa: SIM115
+    sys.argv = sys.argv[2:]
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    module = types.ModuleType("__main__")
+    module.__file__ = script
+    module.__builtins__ = builtins  # type: ignore[attr-defined]
+    # What pickles its classes, or starts processes by spawn, looks for the script there.
+    sys.modules["__main__"] = module
+    try:
+        with open(script, "rb") as file:
+            code = compile(file.read(), script, "exec")
+        exec(code, module.__dict__)
+    except SystemExit as leaving:
+        if leaving.code in (None, 0):
+            open(base + ".ended", "w").close()
+        raise
+    except BaseException as error:
+        _keep(base + ".error.json", int(rank), script, error)
+        _show(error)
+        # As Python itself ends: KeyboardInterrupt by its signal, so that the launcher sees it.
+        if isinstance(error, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        sys.exit(1)
+    open(base + ".ended", "w").close()
+
+
+def _show(error: BaseException) -> None:
+    """The traceback from the script on, without this file."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+
+
+def _keep(path: str, rank: int, script: str, error: BaseException) -> None:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    own = [f for f in frames if "site-packages" not in f.filename and os.sep + "lib" + os.sep + "python" not in f.filename] or frames
+    if isinstance(error, SyntaxError):
+        where = f"{error.filename or script}:{error.lineno}"
+    else:
+        where = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+    facts = {
+        "rank": rank,
+        "guilty_rank": rank,
+        "time": time.time(),
+        "type": type(error).__name__,
+        "message": str(error),
+        "where": where,
+        "code": own[-1].line if own else None,
+        "phase": None,
+        "disk_full": isinstance(error, OSError) and error.errno in (28, 122),  # ENOSPC, EDQUOT
+        "traceback": traceback.format_exception(type(error), error, error.__traceback__),
+    }
+    try:
+        with open(path + ".tmp", "w", encoding="utf-8") as file:
+            json.dump(facts, file, indent=1)
+        os.replace(path + ".tmp", path)
+    except OSError as problem:  # the traceback follows all the same
+        print(f"{path} can not be written: {problem.strerror}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""A SLURM step as ranks or nodes. Only srun's steps have SLURM_STEP_ID: a batch script alone has SLURM_PROCID=0 too."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from training.errors import Problem, UserError
+from training.launch.place import LOOPBACK, NODE, RANK, Asked, Place, inside, numbers
+
+# Below the kernel's range of ports for outgoing connections, so that nothing takes one by chance.
+PORTS = range(20000, 30000)
+LIMIT_S = 10
+
+
+@dataclass(frozen=True)
+class Step:
+    tasks: int
+    nodes: int
+
+    @property
+    def one_per_node(self) -> bool:
+        return self.tasks == self.nodes
+
+
+def tasks(environ: Mapping[str, str]) -> Step | None:
+    """The step that this process is a task of; None without one, and in a step of a single task (srun --pty bash)."""
+    words = [environ.get(name, "") for name in ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")]
+    if not all(word.isdecimal() for word in words) or words[3] in ("0", "1"):
+        return None
+    nodes = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "1")
+    return Step(int(words[3]), int(nodes))
+
+
+def rank(environ: Mapping[str, str], asked: Asked, reason: str) -> Place:
+    """This task is a rank."""
+    number, local_rank, size = numbers(environ, ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"), reason)
+    inside("SLURM_PROCID", number, "SLURM_NTASKS", size)
+    nodes = int(environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "1"))
+    return Place(
+        RANK,
+        "slurm",
+        reason,
+        rank=number,
+        local_rank=local_rank,
+        world_size=size,
+        local_world_size=_tasks_here(environ) or (size if nodes == 1 else 0),
+        master_addr=LOOPBACK if nodes == 1 else asked.master_addr or first_node(environ),
+        master_port=asked.master_port or port(environ),
+    )
+
+
+def node(environ: Mapping[str, str], asked: Asked, step: Step) -> Place:
+    """This task is a node: the ranks are started here."""
+    reason = f"a SLURM task for each of {step.nodes} nodes (SLURM_STEP_ID is set), so the ranks are started here"
+    (number,) = numbers(environ, ("SLURM_PROCID",), reason)
+    return Place(
+        NODE,
+        "slurm",
+        reason,
+        nnodes=step.nodes,
+        node_rank=number,
+        master_addr=asked.master_addr or first_node(environ),
+        master_port=asked.master_port or port(environ),
+    )
+
+
+def _tasks_here(environ: Mapping[str, str]) -> int:
+    """Tasks on this node, from a list such as '2(x3),1'; 0 when it does not say."""
+    counts: list[int] = []
+    for word in (environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")).split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", word)
+        if match is None:
+            return 0
+        counts += [int(match[1])] * int(match[2] or 1)
+    index = environ.get("SLURM_NODEID", "")
+    return counts[int(index)] if index.isdecimal() and int(index) < len(counts) else 0
+
+
+def port(environ: Mapping[str, str]) -> int:
+    """The same on every node without asking, another one for each job and step."""
+    job, step = (environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    number = (int(job) if job.isdecimal() else 0) * 31 + (int(step) if step.isdecimal() else 0)
+    return PORTS[number % len(PORTS)]
+
+
+def first_node(environ: Mapping[str, str]) -> str:
+    """The address of the step's first node. Names of nodes need not resolve, so SLURM is asked for the address. Raises UserError."""
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    name = _scontrol("show", "hostnames", nodes).split("\n")[0].strip() or (nodes if "[" not in nodes and "," not in nodes else "")
+    if not name:
+        raise UserError(
+            Problem(
+                f"the first node of {nodes!r} (SLURM_STEP_NODELIST) is not known: scontrol does not answer",
+                "the address of the first node",
+                ["--master_addr=ADDRESS"],
+            )
+        )
+    found = re.search(r"\bNodeAddr=(\S+)", _scontrol("show", "node", name))
+    return found[1] if found else name
+
+
+def _scontrol(*words: str) -> str:
+    """'' when it is not there or fails: the caller knows what is lacking then."""
+    try:
+        done = subprocess.run(["scontrol", *words], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

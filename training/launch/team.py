@@ -1,0 +1,96 @@
+"""The ranks of this machine, what each of them runs, and where all of them meet."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import socket
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from training import rundir
+from training.errors import Exit, Problem, UserError
+from training.host import ports
+from training.launch.place import LOOPBACK
+from training.request import ENTRYPOINT, ROOT
+
+# Where a port can only be named, not handed over: outside the kernel's range for outgoing connections (from 32768), so that
+# nothing takes it by chance before rank 0 does.
+QUIET_PORTS = range(20000, 30000)
+
+
+@dataclass
+class Team:
+    """`store`: a socket that listens at the meeting point already; rank 0 inherits it."""
+
+    ranks: range  # of this machine
+    world_size: int
+    address: str = ""
+    port: int = 0
+    store: socket.socket | None = None
+
+    def variables(self, rank: int) -> dict[str, str]:
+        """What torchrun would set for this rank; nothing for a single one, which has no group."""
+        if self.world_size == 1:
+            return {}
+        numbers = {"RANK": rank, "LOCAL_RANK": rank - self.ranks.start, "WORLD_SIZE": self.world_size, "LOCAL_WORLD_SIZE": len(self.ranks)}
+        numbers |= {"GROUP_RANK": self.ranks.start // len(self.ranks), "MASTER_PORT": self.port}
+        return {name: str(value) for name, value in numbers.items()} | {"MASTER_ADDR": self.address}
+
+    def close(self) -> None:
+        if self.store:
+            self.store.close()
+
+
+def alone(plan: dict[str, Any]) -> Team:
+    """All ranks are on this machine. Raises UserError when the wanted port and those after it are taken."""
+    count, wanted = plan["ranks"], plan["master_port"]
+    if count == 1:
+        return Team(range(1), 1)
+    if is_script(plan) or plan["launcher"]["value"] == "torchrun":
+        return Team(range(count), count, LOOPBACK, wanted or free_port(LOOPBACK))
+    store = listen(LOOPBACK, wanted, 2 * count)
+    return Team(range(count), count, LOOPBACK, store.getsockname()[1], store)
+
+
+def is_script(plan: dict[str, Any]) -> bool:
+    """Somebody's own script, which knows nothing of us."""
+    return plan.get("script") is not None
+
+
+def command(run: rundir.RunDir, plan: dict[str, Any]) -> list[str]:
+    """What every rank of this run executes."""
+    if not is_script(plan):
+        return [sys.executable, str(ROOT / ENTRYPOINT)]
+    script = plan["script"]
+    if script["python"] is None:
+        return [script["path"], *script["args"]]
+    return [script["python"], "-u", str(ROOT / "lib/run_script.py"), str(run.ranks), script["path"], *script["args"]]
+
+
+def listen(address: str, wanted: int, backlog: int) -> socket.socket:
+    """A socket that listens at the wanted port or, when that is taken, at one of the next; 0 is any. Nobody can take the port
+    between now and the ranks' start. Raises UserError, or OSError when the address is not of this machine."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for port in range(wanted, min(wanted + ports.TRIES, 65536)) if wanted else (0,):
+        store = socket.socket(family)
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            store.bind((address, port))
+            store.listen(backlog)
+        except OSError as error:
+            store.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return store
+    text = f"port {wanted} (--master_port) and the next {ports.TRIES - 1} are taken; {wanted} by {ports.owner(wanted)}"
+    raise UserError(Problem(text, "", ["leave --master_port out: a free port is chosen"]), Exit.RESOURCES)
+
+
+def free_port(address: str) -> int:
+    """For a script, whose rank 0 opens the port itself."""
+    choice = random.Random(os.urandom(8))
+    return next(p for p in choice.sample(QUIET_PORTS, len(QUIET_PORTS)) if ports.is_free(p, address))
