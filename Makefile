@@ -2,7 +2,7 @@
 # make test    the same and the slow tests; installs what tests need
 # make extras  install the optional packages: .parquet and .zst data, BPE tokenizers
 # make bench   all benchmarks, about two hours
-# make bench-peers   install what benchmarks.peers compares with, into .tools/peers
+# make peers   install accelerate, Lightning and Hugging Face Trainer into .tools/peers: for benchmarks, and to launch their scripts
 # make lock    resolve the requirements*.in files again
 
 SHELL := /bin/bash
@@ -12,7 +12,7 @@ BATS_VERSION := 1.13.0
 SHELL_FILES := $(wildcard *.sh lib/*.sh tests/*.sh tests/shell/*.bash) .ci/run
 .DEFAULT_GOAL := help
 
-.PHONY: help env extras check test lint unit shell e2e bench bench-peers lock clean
+.PHONY: help env extras check test lint unit shell e2e bench peers lock clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -56,16 +56,16 @@ e2e: env
 check: lint
 	$(PY) -m pytest -q -m 'not slow'
 
-test: lint
+test: lint peers
 	$(PY) -m pytest -q
 
 # Everything that docs/performance.md and docs/model.md tell; about two hours on a quiet machine.
-bench: env bench-peers
-	for name in startup data checkpoints memory peers target ablation; do $(PY) -m benchmarks.$$name || exit; done
+bench: env peers
+	for name in startup data checkpoints memory peers target ablation gloo; do $(PY) -m benchmarks.$$name || exit; done
 	$(PY) -m training.scaling
 
 # Only what .venv lacks, and without dependencies: torch and all else come from .venv, which stays as it is.
-bench-peers: env
+peers: env
 	@cmp -s requirements-bench.lock $(PEERS)/bench.stamp || { \
 	  echo 'installing the peers'; \
 	  rm -rf $(PEERS) && mkdir -p $(PEERS) && grep -vxFf <(cat requirements{,-extras}.lock) requirements-bench.lock >$(PEERS)/requirements.txt \

@@ -1,6 +1,6 @@
 """Our training loop against a bare loop written by hand (the limit), accelerate, Lightning and Hugging Face's Trainer.
 
-    make bench-peers                                                                     once: installs the peers beside .venv
+    make peers                                                                     once: installs the peers beside .venv
     python -m benchmarks.peers [--shapes=small,big] [--precision=fp32|bf16|both] [--rounds=7] [--probe] [--json=FILE]
 
 The same GPT (ours), batches of the same corpus, fused AdamW, constant learning rate, gradients clipped at 1.0, one process, one
@@ -143,7 +143,7 @@ def arguments() -> argparse.Namespace:
     if unknown := [name for name in wanted.shapes if name not in SHAPES]:
         parser.error(f"--shapes: {', '.join(unknown)} is none of small, big")
     if packages := lacking(wanted.only):
-        sys.exit(f"not installed: {', '.join(packages)}\n    try:     make bench-peers\n    or:      --only='{BARE},{OURS}'")
+        sys.exit(f"not installed: {', '.join(packages)}\n    try:     make peers\n    or:      --only='{BARE},{OURS}'")
     return wanted
 
 

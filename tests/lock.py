@@ -19,7 +19,7 @@ FILES = {
     "requirements": " torch brings its own exact pins of triton and the CUDA libraries.",
     "requirements-extras": "",
     "requirements-dev": "",
-    "requirements-bench": " Installed beside .venv by 'make bench-peers'.",
+    "requirements-bench": " Installed beside .venv by 'make peers'.",
 }
 BROUGHT_BY_TORCH = re.compile(r"(torch|triton|nvidia-(?!ml-py\b)[a-z0-9-]+|cuda-[a-z0-9-]+)==")
 

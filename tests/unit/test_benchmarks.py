@@ -63,7 +63,7 @@ def test_peers_that_are_not_installed(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(peers, "PEERS", tmp_path)
     (tmp_path / "accelerate").mkdir()
     monkeypatch.setattr(sys, "argv", ["peers"])
-    with pytest.raises(SystemExit, match=r"not installed: lightning, transformers\n    try:     make bench-peers"):
+    with pytest.raises(SystemExit, match=r"not installed: lightning, transformers\n    try:     make peers"):
         peers.arguments()
 
 
