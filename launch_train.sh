@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# Train with N processes on this machine.
+# Train with N processes on this machine, or run your own torchrun-style script with N processes.
 #
 # Usage:
 #   ./launch_train.sh N [CONFIG] [--key=value …]
+#   ./launch_train.sh N [--key=value …] --script FILE [-- ARGS…]
 #
 # Examples:
 #   ./launch_train.sh 1 configs/dual_gpu/quickstart.py     one process: plain python, no process group
 #   ./launch_train.sh 4 configs/dual_gpu/quickstart.py
 #   ./launch_train.sh 8 configs/dual_gpu/balanced.py --total_batch_size=196608
+#   ./launch_train.sh 2 configs/dual_gpu/quickstart.py --nnodes=2 --node_rank=1 --master_addr=10.0.0.1 --total_batch_size=8192
+#   ./launch_train.sh 2 --script main.py -- --epochs=3     your script, unchanged
 source "$(dirname -- "$(readlink -f -- "$0")")/lib/init.sh"
 
 help::answer "$0" "$@"

@@ -15,7 +15,7 @@ run::plan() {
   if [[ $answer == rank ]]; then # something above us has started the ranks: never nest
     exec "$PYTHON" -u "$DUET_ROOT/train.py" "$@"
   fi
-  if [[ ! -f $answer/plan.json ]]; then # --dry_run, --check: the plan as text
+  if [[ ! -f $answer/launch.argv ]]; then # --dry_run, --check: the plan as text
     printf '%s\n' "$answer"
     exit 0
   fi

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from training import heartbeat
+from training.host.torch_build import NO_LIBUV
 
 # A listening socket on loopback, inherited by rank 0: the meeting point needs no port number that somebody else may take
 # in the meantime, and does not listen on other interfaces.
@@ -78,12 +79,7 @@ def setup(device: str = "auto", timeout_s: float = DEFAULT_TIMEOUT_S) -> World:
         return _world
     limit = timedelta(seconds=timeout_s)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    if STORE_FD in os.environ:
-        inherited = int(os.environ.pop(STORE_FD))
-        _store = dist.TCPStore(address, port, size, rank == 0, limit, wait_for_workers=False, master_listen_fd=inherited)
-    else:
-        _store, rank, size = next(dist.rendezvous("env://", rank, size, timeout=limit))
-        _store.set_timeout(limit)
+    _store = _open_store(address, port, rank, size, limit)
     backend = "nccl" if device == "cuda" else "gloo"
     prefixed = dist.PrefixStore("group", _store)
     dist.init_process_group(
@@ -91,6 +87,27 @@ def setup(device: str = "auto", timeout_s: float = DEFAULT_TIMEOUT_S) -> World:
     )
     _world = World(rank, local_rank, size, where, backend, f"{address}:{port}")
     return _world
+
+
+def _open_store(address: str, port: int, rank: int, size: int, limit: timedelta) -> dist.Store:
+    """The ranks' meeting point. torch's own answer decides about libuv: a build without it says so, and its older server does."""
+    inherited = int(os.environ.pop(STORE_FD)) if STORE_FD in os.environ else None
+
+    def opened() -> dist.Store:
+        if inherited is None:
+            store: dist.Store = next(dist.rendezvous("env://", rank, size, timeout=limit))[0]
+            store.set_timeout(limit)
+            return store
+        libuv = os.environ.get("USE_LIBUV", "1") == "1"
+        return dist.TCPStore(address, port, size, rank == 0, limit, wait_for_workers=False, master_listen_fd=inherited, use_libuv=libuv)
+
+    try:
+        return opened()
+    except (RuntimeError, ValueError) as error:
+        if NO_LIBUV not in str(error) or os.environ.get("USE_LIBUV") == "0":
+            raise
+    os.environ["USE_LIBUV"] = "0"
+    return opened()
 
 
 def cleanup() -> None:

@@ -2,7 +2,7 @@
 
     python lib/run_module.py training.plan SCRIPT [ARGS…]
 
-prints the run directory that it made, and nothing else; problems go to standard error with exit 2 (configuration) or 3
+prints the folder with what the shell needs of it, and nothing else; problems go to standard error with exit 2 (configuration) or 3
 (machine), and then nothing was made. With --dry_run it prints the plan instead; where this process is a rank that something
 else has started, the word 'rank': train.py plans then, together with the other ranks.
 """
@@ -10,15 +10,15 @@ else has started, the word 'rank': train.py plans then, together with the other 
 from __future__ import annotations
 
 import os
-import shutil
+import secrets
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from training import console, resume, rundir
+from training import console, plan_files, resume
 from training import script as own_script
 from training.config import batch, flags
 from training.config.help import option_lines
@@ -26,7 +26,7 @@ from training.data.tokenizer import vocab_of
 from training.errors import Exit, UserError
 from training.host import decide, fit, gpus, memory, preflight, torch_build, variables
 from training.launch.place import LOCAL, RANK, Place
-from training.request import ENTRYPOINT, ROOT, Launch, Request, read
+from training.request import ENTRYPOINT, Launch, Request, read
 
 SCHEMA_VERSION = 1
 Plan = dict[str, Any]
@@ -64,7 +64,15 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     static_graph = decide.static_graph(config, split.accumulation)
     port, port_check = preflight.port(config.master_port) if place.kind == LOCAL else (place.master_port, None)
     launcher = decide.launcher(config, place, request.script, ranks)
-    chosen = variables.choose(environ, device=device.value, ranks=ranks, local_ranks=local, debug=config.debug)
+    chosen = variables.choose(
+        environ,
+        device=device.value,
+        ranks=ranks,
+        local_ranks=local,
+        debug=config.debug,
+        meeting=place.master_addr,
+        libuv=config.libuv,
+    )
 
     checks = _checks(request, machine, torch, device.value, room, fitting.load)
     checks += preflight.compile_works(torch, device.value, request) if compiled.value else []
@@ -76,6 +84,8 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     plan: Plan = {
         "schema_version": SCHEMA_VERSION,
         "created": time.time(),
+        "launch": secrets.token_hex(8),
+        "torch": torch.version if torch else None,
         "command": {"script": request.script, "args": request.args, "cwd": os.getcwd()},
         "config_file": str(request.config_file) if request.config_file else None,
         "config": asdict(config) | {"device_batch_size": split.device_sequences},
@@ -102,10 +112,10 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         + decide.left_over(place)
         + resume_notes
         + variables.useless(environ)
-        + _warnings(request, device.value, checks, static_graph),
+        + _warnings(request, checks, static_graph),
         "text": [],
     }
-    plan["notes"] += _warnings(request, device.value, checks, static_graph)
+    plan["notes"] += _warnings(request, checks, static_graph)
     plan["text"] = sentences(plan, split, estimate, fitting)
     return plan, checks
 
@@ -118,29 +128,14 @@ def _checks(
     room: int | None,
     load: memory.Load,
 ) -> list[preflight.Check]:
-    config, origins, estimate = request.config, request.origins, memory.estimate(load)
-    # A checkpoint holds weights and optimizer state; one more is on the disk while a new one is written.
-    checkpoints = (estimate.parameters + estimate.optimizer + load.elsewhere) * (config.keep_checkpoints + 1)
-    small = room is not None and estimate.needed > room
-    smaller = [request.command(**c) for c in fit.suggestions(load, config, request.ranks, room)] if small and room else []
-    checks = (
-        [*preflight.gpus(machine, estimate, request, smaller), *preflight.torch_fits(machine, torch, request)]
-        if device == "cuda"
-        else [preflight.host_memory(room, estimate, request, smaller)]
-    )
-    checks.append(preflight.folder("run", request.experiments, "out_dir", checkpoints + (64 << 20), origins["out_dir"]))
-    checks.append(preflight.folder("log", request.logs, "log_dir", 1 << 20, origins["log_dir"]))
-    checks += preflight.not_running(request.resume_from) if request.resume_from else []
-    shm = preflight.shared_memory(config.num_workers, request.local_ranks)
-    return checks + ([shm] if shm else [])
+    facts = preflight.Facts(request, machine, torch, device, room, load)
+    return preflight.at_every_start(facts) + (preflight.only_in_check(facts) if request.check else [])
 
 
-def _warnings(request: Request, device: str, checks: list[preflight.Check], static_graph: decide.Choice) -> list[str]:
+def _warnings(request: Request, checks: list[preflight.Check], static_graph: decide.Choice) -> list[str]:
     notes = [f"{c.name}: {c.text}" for c in checks if c.status == preflight.WARNING]
     if request.config.use_static_graph and not static_graph.value:
         notes.append(f"use_static_graph: {static_graph.reason}")
-    if device == "cpu" and request.local_ranks > variables.cpu_count():
-        notes.append(f"{request.local_ranks} ranks share {variables.cpu_count()} CPU cores: it works, slowly")
     return notes
 
 
@@ -169,68 +164,6 @@ def sentences(plan: Plan, split: batch.Batch, estimate: memory.Estimate, fitting
     return lines
 
 
-def write(plan: Plan, checks: list[preflight.Check], request: Launch) -> rundir.RunDir:
-    """Make the run directory and the log file, and put the plan there for every later stage."""
-    run = request.resume_from or _new_run(request)
-    log = _new_log(request)
-    run.create()
-    if request.resume_from:
-        run.plan.replace(run.plan_before)  # comes back when the data is refused
-        run.data.unlink(missing_ok=True)  # ranks of another launcher must not read the old one
-    plan |= {"run_name": run.name, "run_dir": str(run.path), "log_file": str(log)}
-    rundir.write_json(run.preflight, {"checks": [c.record() for c in checks]})
-    set_here = {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
-    set_here |= {rundir.VARIABLE: str(run.path), console.LOG_VARIABLE: str(log)}
-    rundir.write_bytes(run.argv, _nul([sys.executable, str(ROOT / "lib/run_module.py"), "training.supervise", str(run.path)]))
-    rundir.write_bytes(run.env, _nul([f"{name}={value}" for name, value in set_here.items()]))
-    rundir.write_json(run.plan, plan)
-    return run
-
-
-def become_launcher(run: rundir.RunDir, environ: Mapping[str, str]) -> NoReturn:
-    """What lib/run.sh does with a plan: this process goes on as the supervisor of the ranks."""
-    command, variables = (path.read_bytes().split(b"\0")[:-1] for path in (run.argv, run.env))
-    os.execve(command[0], command, {os.fsencode(k): os.fsencode(v) for k, v in environ.items()} | dict(v.split(b"=", 1) for v in variables))
-
-
-def withdraw(run: rundir.RunDir) -> None:
-    """The plan was refused after all (its data): a new run goes, a resumed one is again what it was."""
-    if run.plan_before.exists():
-        run.plan_before.replace(run.plan)
-    else:
-        shutil.rmtree(run.path)
-
-
-def _nul(words: list[str]) -> bytes:
-    return b"".join(os.fsencode(word) + b"\0" for word in words)
-
-
-def _new_run(request: Launch) -> rundir.RunDir:
-    base = request.config.run_name or f"{request.base_name}_{time.strftime('%Y%m%d_%H%M%S')}"
-    request.experiments.mkdir(parents=True, exist_ok=True)
-    for attempt in range(1, 1000):
-        path = request.experiments / (base if attempt == 1 else f"{base}_{attempt}")
-        try:
-            path.mkdir()
-        except FileExistsError:  # two runs within one second
-            continue
-        return rundir.RunDir(path)
-    raise FileExistsError(f"{request.experiments}/{base}_1000")
-
-
-def _new_log(request: Launch) -> Path:
-    request.logs.mkdir(parents=True, exist_ok=True)
-    base = f"{Path(request.script).stem}_{time.strftime('%Y%m%d_%H%M%S')}"
-    for attempt in range(1, 1000):
-        path = request.logs / (f"{base}.log" if attempt == 1 else f"{base}_{attempt}.log")
-        try:
-            path.open("x").close()
-        except FileExistsError:
-            continue
-        return path
-    raise FileExistsError(f"{request.logs}/{base}_1000.log")
-
-
 def describe(plan: Plan, checks: list[preflight.Check]) -> str:
     """The whole plan for people (`--dry_run`)."""
     width = max(len(name) for name in plan["config"])
@@ -239,26 +172,23 @@ def describe(plan: Plan, checks: list[preflight.Check]) -> str:
     for name, value in plan["config"].items():
         lines.append(f"  {name:<{width}}  {value!r:<14}  {plan['origins'][name].removeprefix('from ')}")
     lines += ["", "Environment variables of the ranks"]
-    for v in plan["variables"]:
-        lines.append(f"  {v['name']}={v['value']}   {v['origin']}: {v['why']}")
-    lines += ["", "Resources", preflight.table([c.record() for c in checks]).rstrip("\n")]
-    fixes = dict.fromkeys(fix for check in checks if check.status == preflight.ERROR for fix in check.fixes)
-    lines += [f"           try: {fix}" for fix in fixes]
-    lines += ["", *(f"note: {n}" for n in plan["notes"])] if plan["notes"] else []
+    lines += [f"  {v.line()}" for v in (variables.Variable(**record) for record in plan["variables"])]
+    lines += ["", f"Resources ({preflight.count(checks)})", preflight.table([c.record() for c in checks]).rstrip("\n")]
+    notes = [n for n in plan["notes"] if n not in {f"{c.name}: {c.text}" for c in checks}]
+    lines += ["", *(f"note: {n}" for n in notes)] if notes else []
     return "\n".join(lines)
 
 
 def show(request: Launch, plan: Plan, checks: list[preflight.Check]) -> int:
-    """`--dry_run` and `--check`: print what they show; returns the exit code."""
-    text, failing = describe(plan, checks), any(c.status == preflight.ERROR for c in checks)
-    code = Exit.RESOURCES if failing else Exit.DONE
-    if request.check and "memory" in plan:
-        from training import check
+    """`--dry_run`, `--explain` and `--check`: print what they show; returns the exit code."""
+    if not request.check:
+        print(describe(plan, checks))
+        return int(Exit.RESOURCES if preflight.worst(checks) == preflight.ERROR else Exit.DONE)
+    from training import check
 
-        measured, code = check.run(memory.Load(**plan["memory"]["load"]), plan["memory"]["free_bytes"], checks)
-        text += f"\n{measured}"
-    print(text)
-    return int(code)
+    report = check.run(request, plan, checks)
+    print(report.json() if request.json else f"{describe(plan, report.checks)}\n{report.text()}")
+    return int(report.code)
 
 
 def announce(plan: Plan) -> None:
@@ -308,7 +238,7 @@ def _hand_out(request: Launch, plan: Plan, checks: list[preflight.Check]) -> int
     """The run directory for the shell, or the plan for the user."""
     if request.dry_run or request.check:
         return show(request, plan, checks)
-    print(write(plan, checks, request).path)
+    print(plan_files.write(plan, checks, request).own)
     return 0
 
 

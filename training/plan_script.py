@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import sys
 import time
@@ -38,13 +39,17 @@ def build(request: ScriptLaunch, environ: Mapping[str, str], schema_version: int
     problems = [c.problem() for c in checks if c.status == preflight.ERROR]
     if problems and not (request.dry_run or request.check):
         raise UserError(problems, Exit.RESOURCES)
-    chosen = variables.choose(environ, device=device.value, ranks=ranks, local_ranks=local, debug=config.debug)
+    chosen = variables.choose(
+        environ, device=device.value, ranks=ranks, local_ranks=local, debug=config.debug, meeting=place.master_addr, libuv=config.libuv
+    )
     launcher = decide.launcher(config, place, request.script, ranks)
     here = f", {local} of them on this machine" if local != ranks else ""
     words = shlex.join([script.path, *script.args])
     return {
         "schema_version": schema_version,
         "created": time.time(),
+        "launch": secrets.token_hex(8),
+        "torch": torch.version if torch else None,
         "command": {"script": request.script, "args": request.args, "cwd": os.getcwd()},
         "config_file": None,
         "config": {name: value for name, value in asdict(config).items() if name in (*USED, "hang_timeout", "retries")},

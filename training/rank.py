@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from training import console, heartbeat, rundir
 from training.errors import Exit, UserError
-from training.host import process
+from training.host import allocator, process
 from training.launch.place import NODE
 from training.request import ENTRYPOINT
 
@@ -92,6 +92,7 @@ def _stacks_on_request(run: rundir.RunDir, rank: int) -> None:
 def _draft(args: list[str], environ: MutableMapping[str, str], parent: int) -> tuple[rundir.RunDir, Plan, World] | int:
     """Without a launcher of ours: every rank makes the same plan, rank 0 alone writes it; the exit code after --dry_run."""
     from training import plan as planner
+    from training import plan_files
 
     # A launch script that found itself to be a rank has become this process, with its own arguments.
     request, plan, checks = planner.make(environ.pop("DUET_SCRIPT", ENTRYPOINT), args, environ)
@@ -99,7 +100,7 @@ def _draft(args: list[str], environ: MutableMapping[str, str], parent: int) -> t
     if request.dry_run or request.check:
         return planner.show(request, plan, checks) if place.rank == 0 else 0
     if place.kind == NODE:
-        planner.become_launcher(planner.write(plan, checks, request), environ)
+        plan_files.become_launcher(plan_files.write(plan, checks, request), environ)
     if place.world_size > 1:
         process.die_with_parent(parent)  # a killed torchrun leaves orphans otherwise
     for name in place.leftovers:
@@ -108,7 +109,7 @@ def _draft(args: list[str], environ: MutableMapping[str, str], parent: int) -> t
     from training import distributed
 
     world = distributed.setup(plan["device"]["value"], plan["config"]["hang_timeout"])
-    run = _common_run(planner.write(plan, checks, request) if world.rank == 0 else None)
+    run = _common_run(plan_files.write(plan, checks, request) if world.rank == 0 else None)
     heartbeat.start(run.heartbeat(world.rank), world.rank)
     plan = _planned(run)
     if world.rank == 0:
@@ -141,6 +142,8 @@ def _live(run: rundir.RunDir, plan: Plan, world: World) -> Exit:
     stop = StopRequest()
     stop.listen()
     started = time.time()
+    if world.device.type == "cpu":
+        allocator.keep_freed_memory()
     data = _data(run, plan, world)
     heartbeat.current.beat("building the model")
     setup = session.begin(plan, run, world, data)

@@ -41,7 +41,8 @@ class Launch:
     config: Config
     origins: dict[str, str]
     dry_run: bool
-    check: bool  # dry run with a measurement
+    check: bool  # dry run with every check and measurement
+    json: bool = False  # the check as one JSON object
     experiments: Path
     logs: Path
     notes: list[str] = field(default_factory=list)
@@ -164,8 +165,9 @@ def read(
         config=config,
         origins=origins,
         config_file=config_file,
-        dry_run=line.on("dry_run"),
+        dry_run=line.on("dry_run") or line.on("explain"),
         check=line.on("check"),
+        json=line.on("json"),
         source=source,
         resume_from=resume_from,
         resumed=resumed,

@@ -19,21 +19,24 @@ _warned: set[Path] = set()  # files that could not be written, said once
 
 
 class RunDir:
-    """Paths of one run. `create()` makes the folders; reading never needs them to be there."""
+    """Paths of one run. `create()` makes the folders; reading never needs them to be there. `node`: of several machines, each
+    has a folder of its own for what it decides and sees itself; the first one's is the run directory."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], node: int = 0) -> None:
         self.path = Path(path)
+        self.own = self.path / f"node{node}" if node else self.path
         self.plan = self.path / "plan.json"
         self.plan_before = self.path / "plan.before.json"  # of a resumed run, until its data is accepted
-        self.preflight = self.path / "preflight.json"
-        self.argv = self.path / "launch.argv"
-        self.env = self.path / "launch.env"
+        self.own_plan = self.own / "plan.json"
+        self.preflight = self.own / "preflight.json"
+        self.argv = self.own / "launch.argv"
+        self.env = self.own / "launch.env"
         self.data = self.path / "data.json"
         self.metrics = self.path / "metrics.jsonl"
         self.events = self.path / "events.jsonl"
         self.summary = self.path / "summary.json"
-        self.failure = self.path / "failure.json"
-        self.supervisor = self.path / "supervisor.json"
+        self.failure = self.own / "failure.json"
+        self.supervisor = self.own / "supervisor.json"
         self.heartbeats = self.path / "heartbeat"
         self.ranks = self.path / "ranks"
         self.checkpoints = self.path / "checkpoints"
@@ -44,7 +47,7 @@ class RunDir:
         return self.path.name
 
     def create(self) -> None:
-        for folder in (self.heartbeats, self.ranks, self.checkpoints):
+        for folder in (self.own, self.heartbeats, self.ranks, self.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
 
     def heartbeat(self, rank: int) -> Path:

@@ -1,6 +1,6 @@
 """The supervisor of one machine: prepares the data, starts the ranks, watches and reaps them, says what became of them.
 
-    python lib/run_module.py training.supervise RUN_DIR [--analyse] [--recover]
+    python lib/run_module.py training.supervise RUN_DIR [--node=1] [--analyse] [--recover]
 
 It is the process that the launch scripts become, so its exit status is theirs. It imports no torch.
 """
@@ -14,23 +14,28 @@ import signal
 import socket
 import sys
 import time
+from contextlib import nullcontext
 from typing import Any
 
-from training import console, heartbeat, rundir, summary
+from training import console, heartbeat, plan_files, rundir, summary
 from training import plan as planner
 from training.data import store
 from training.errors import Exit, UserError
-from training.launch import team, verdict
+from training.host.torch_build import NO_LIBUV
+from training.launch import meeting, team, verdict
 from training.launch.attempt import Attempt
 from training.launch.guardian import Guardian
 from training.launch.output import tail
 
+SEARCHED_LINES = 200  # at the end of each rank's log
+
 
 def main(argv: list[str]) -> int:
-    run, stages = rundir.RunDir(argv[0]), set(argv[1:])
-    plan = rundir.read_json(run.plan)
+    node = next((int(word.removeprefix("--node=")) for word in argv if word.startswith("--node=")), 0)
+    run, stages = rundir.RunDir(argv[0], node), set(argv[1:])
+    plan = rundir.read_json(run.own_plan)
     if plan is None:
-        console.error(f"{run.plan} is missing or damaged")
+        console.error(f"{run.own_plan} is missing or damaged")
         return Exit.CONFIG
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal does not end the training
     os.environ["DUET_SUPERVISED"] = "1"
@@ -38,23 +43,46 @@ def main(argv: list[str]) -> int:
     planner.announce(plan)
     rundir.write_json(run.supervisor, {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time(), "ranks": []})
     try:
-        if not team.is_script(plan):
-            store.prepare(run, plan)
+        with meeting.line_of(plan) if plan["place"]["nnodes"] > 1 else nullcontext() as line:
+            if line:
+                line.gather(plan["config"]["meeting_timeout"])
+            _prepare(run, plan)
+            with Guardian() as token:
+                return _together(run, plan, line, token) if line else _attempts(run, plan, stages, token)
     except UserError as error:
-        planner.withdraw(run)
         console.report(error)
         return error.code
     except KeyboardInterrupt:
-        console.warning("interrupted while preparing the data")
+        console.warning("interrupted before the start")
         return Exit.INTERRUPTED
-    for old in (run.summary, run.failure, run.plan_before):
-        old.unlink(missing_ok=True)
-    try:
-        with Guardian() as token:
-            return _attempts(run, plan, stages, token)
-    except UserError as error:
-        console.report(error)
-        return error.code
+
+
+def _prepare(run: rundir.RunDir, plan: dict[str, Any]) -> None:
+    """The data. Raises UserError; then the run is as if it had never been asked for."""
+    if not team.is_script(plan):
+        try:
+            store.prepare(run, plan)
+        except UserError:
+            plan_files.withdraw(run)
+            raise
+    if run.own == run.path:
+        for old in (run.summary, run.failure, run.plan_before):
+            old.unlink(missing_ok=True)
+
+
+def _together(run: rundir.RunDir, plan: dict[str, Any], line: meeting.Line, token: str) -> int:
+    """One start on several machines. When a rank fails anywhere, every machine stops and shows the same card."""
+    outcome = Attempt(run, plan, line.go(), token, line).go()
+    code = verdict.exit_code(outcome)
+    if not outcome.guilty and not outcome.killed:
+        line.tell({"ended": int(code)})
+        return _regular_end(run, plan, code) if run.own == run.path else _node_end(run, code)
+    own = verdict.failure(outcome, run, plan) | {"node": plan["place"]["node_rank"]}
+    record = line.settle(own, blames_another=outcome.elsewhere)
+    code = record["exit_code"]
+    _keep_failure(run, record)
+    console.error(f"training failed\n{verdict.card(record)}")
+    return int(code)
 
 
 def _attempts(run: rundir.RunDir, plan: dict[str, Any], stages: set[str], token: str) -> int:
@@ -64,15 +92,14 @@ def _attempts(run: rundir.RunDir, plan: dict[str, Any], stages: set[str], token:
         code = verdict.exit_code(outcome)
         if not outcome.guilty and not outcome.killed:
             return _regular_end(run, plan, code)
+        if _lacks_libuv(run, plan):
+            continue
         record = verdict.failure(outcome, run, plan)
-        try:
-            rundir.write_json(run.failure, record)
-        except OSError as error:
-            console.warning(f"{run.failure} can not be written: {error.strerror}")
+        _keep_failure(run, record)
         if outcome.torn_down:
             console.warning(f"training finished, then a rank was aborted (exit {int(code)})\n{verdict.card(record)}")
             return code
-        if code in (Exit.CONFIG, Exit.RESOURCES):  # the rank has said what is wrong
+        if outcome.ours and code in (Exit.CONFIG, Exit.RESOURCES):  # the rank has said what is wrong
             return code
         if outcome.killed or verdict.stopped_early(outcome):
             console.warning(f"{record['summary']} (exit {int(code)})")
@@ -93,6 +120,31 @@ def _attempts(run: rundir.RunDir, plan: dict[str, Any], stages: set[str], token:
         console.warning(f"restarting from the last checkpoint (attempt {attempt + 1} of {plan['config']['retries'] + 1})")
         run.event("restart", attempt=attempt + 1, cause=record["cause"], step=failed_at[-1])
         run.failure.unlink(missing_ok=True)
+    return code
+
+
+def _lacks_libuv(run: rundir.RunDir, plan: dict[str, Any]) -> bool:
+    """torch has been built without libuv, and says so to a script or to torchrun, which ask for it: then the ranks are started
+    again without. torchrun itself can not be told by its environment, direct start can."""
+    logs = [run.rank_log(rank) for rank in range(plan["ranks"])] + [run.ranks / "torchrun.log"]
+    if os.environ.get("USE_LIBUV") == "0" or not any(NO_LIBUV in line for log in logs for line in tail(log, SEARCHED_LINES)):
+        return False
+    os.environ["USE_LIBUV"] = "0"
+    plan["launcher"]["value"] = "spawn"
+    console.warning("this torch is built without libuv: started again with USE_LIBUV=0, directly")
+    return True
+
+
+def _keep_failure(run: rundir.RunDir, record: dict[str, Any]) -> None:
+    try:
+        rundir.write_json(run.failure, record)
+    except OSError as error:
+        console.warning(f"{run.failure} can not be written: {error.strerror}")
+
+
+def _node_end(run: rundir.RunDir, code: int) -> int:
+    text = f"this machine's ranks have ended; the run is node 0's, what each rank said here: {run.ranks}/"
+    console.success(text) if code == Exit.DONE else console.warning(f"stopped on request (exit {int(code)}); {text}")
     return code
 
 

@@ -97,15 +97,16 @@ class Launcher:
         hook: str = "",
         tiny: bool = True,
         cwd: Path | None = None,
+        bare: bool = False,
         **flags: object,
     ) -> Launched:
-        """Start `command` (a script of the project, or a program) with TINY and `flags` as --key=value."""
+        """Start `command` (a script of the project, or a program) with TINY and `flags` as --key=value; `bare`: as it is."""
         self.count += 1
         name = name or f"run{self.count}"
         values = (TINY if tiny else {}) | {"out_dir": self.folder / "experiments", "log_dir": self.folder / "logs"} | flags
         if "resume" not in values:
             values["run_name"] = name
-        argv = [*command, *(f"--{k}={v}" for k, v in values.items() if v is not None)]
+        argv = [*command, *(() if bare else (f"--{k}={v}" for k, v in values.items() if v is not None))]
         variables = {k: v for k, v in os.environ.items() if not k.startswith(("DUET_", "WANDB_"))}
         variables |= {TOKEN: self.token, **(env or {})}
         if hook:

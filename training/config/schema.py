@@ -167,6 +167,14 @@ class Config:
     meeting_timeout: int = option(
         300, "launch", "how long machines wait for each other; who is missing is said after 5 s", unit="seconds", low=1
     )
+    libuv: str = option(
+        "auto",
+        "launch",
+        "server of the ranks' meeting point; auto: torch's own answer, so that a build without libuv trains too",
+        choices=("auto", "1", "0"),
+        unit="all ranks",
+        env="USE_LIBUV",
+    )
     debug: bool = option(False, "launch", "NCCL and torch.distributed debug output for this run")
 
 

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+NO_LIBUV = "use_libuv was requested but PyTorch was"  # built (2.4: 'build') without libuv support
+
 
 @dataclass(frozen=True)
 class TorchBuild:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import selectors
 import signal
@@ -14,6 +15,7 @@ from training.errors import Exit
 from training.host import process
 from training.host.gpus import one_line
 from training.launch import spawn, team
+from training.launch.meeting import Line
 from training.launch.output import Output
 from training.launch.team import Team, is_script
 
@@ -33,6 +35,7 @@ class Outcome:
     hang_s: float | None = None  # seconds without progress, when that ended it
     asked: Exit = Exit.DONE  # PREEMPTED or INTERRUPTED when a signal asked to stop
     killed: bool = False  # asked twice, or the ranks did not stop
+    elsewhere: bool = False  # a rank of another machine failed first
     ours: bool = True  # our own training; False: somebody's script
     torn_down: bool = False  # a script had come to its end, and was aborted after it
 
@@ -40,10 +43,11 @@ class Outcome:
 class Attempt:
     """`token` marks every process of the launch (training.host.process)."""
 
-    def __init__(self, run: rundir.RunDir, plan: dict[str, Any], team: Team, token: str) -> None:
-        self.run, self.plan, self.team, self.token, self.outcome = run, plan, team, token, Outcome()
+    def __init__(self, run: rundir.RunDir, plan: dict[str, Any], team: Team, token: str, line: Line | None = None) -> None:
+        self.run, self.plan, self.team, self.token, self.line, self.outcome = run, plan, team, token, line, Outcome()
         self._ours = self.outcome.ours = not is_script(plan)
         self._asked_times = 0
+        self._ended_nodes: set[int] = set()
         self._selector = selectors.DefaultSelector()
         self._alive: dict[int, spawn.Child] = {}  # by pidfd
         self._outputs: dict[int, Output] = {}  # by descriptor
@@ -60,6 +64,8 @@ class Attempt:
         before = {number: signal.signal(number, lambda *_: None) for number in numbers}
         previous = signal.set_wakeup_fd(writer)
         self._selector.register(reader, selectors.EVENT_READ, self._on_signal)
+        for node, wire in (self.line.wires if self.line else {}).items():
+            self._selector.register(wire, selectors.EVENT_READ, functools.partial(self._on_line, node))
         try:
             self._start()
             while self._alive:
@@ -117,7 +123,31 @@ class Attempt:
             self.outcome.guilty = (child.rank, status)
             self.outcome.phases = {b.rank: str(b) for b in self._beats()}
             self.outcome.torn_down = status == -signal.SIGABRT and (self.run.ranks / f"rank{child.rank}.ended").exists()
-            self._failed_at = now
+            self._fail()
+
+    def _fail(self) -> None:
+        self._failed_at = time.monotonic()
+        if self.line and not self.outcome.elsewhere:
+            rank, status = self.outcome.guilty or (None, 0)
+            self.line.tell({"failed": {"rank": rank, "status": status}})
+
+    def _on_line(self, node: int, fd: int) -> None:
+        """What the supervisor of another machine says."""
+        assert self.line
+        for message in self.line.read(node):
+            if "gone" in message:
+                self._selector.unregister(fd)
+                if node in self._ended_nodes or self._failed_at is not None:
+                    continue
+                console.warning(f"node {node} is gone: {message['gone']}")
+            elif "ended" in message:
+                self._ended_nodes.add(node)
+                continue
+            if "record" in message:
+                self.line.failed = message["record"]
+            if self.outcome.guilty is None:
+                self.outcome.elsewhere, self.outcome.guilty = True, (None, 0)
+                self._fail()
 
     def _beats(self) -> list[heartbeat.Beat]:
         return heartbeat.read_all(self.run.heartbeats, self.team.ranks)
@@ -195,6 +225,7 @@ class Attempt:
         self.outcome.guilty = (oldest.rank if oldest else None, 0)
         for child in self._alive.values():
             child.signal(signal.SIGUSR2)  # each rank's Python stacks go to ranks/rank<r>.stacks (see training.rank)
+        self._fail()
         self._failed_at = time.monotonic() - PEER_GRACE_S + 1.0
 
     def _kill(self) -> None:

@@ -82,6 +82,8 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
         cause, summary = "unknown", "the script had come to its end; then its process was aborted (SIGABRT) while it was torn down"
     elif outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES):
         cause, summary = "config_error", "the rank refused its input: see its message above"
+    elif outcome.elsewhere:
+        cause, summary = "peer_died", "another machine failed first, and has not said how"
     elif outcome.hang_s is not None:
         cause, summary = "hang", _hang_summary(outcome, rank)
         where = _stuck_at(run, rank) if rank is not None else None
@@ -185,6 +187,7 @@ def _smaller_batch(run: rundir.RunDir, plan: dict[str, Any]) -> list[str]:
 def card(record: dict[str, Any]) -> str:
     """The failure for people."""
     who = f"rank {record['rank']}" if record["rank"] is not None else "no single rank"
+    who += f" on node {record['node']}" if "node" in record else ""
     lines = [
         f"Cause      {record['cause']}: {record['summary']}",
         f"Who        {who}" + (f", in {record['phase']}" if record["phase"] else ""),

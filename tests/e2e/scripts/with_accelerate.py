@@ -1,0 +1,23 @@
+"""The same with Hugging Face accelerate."""
+
+import sys
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+
+accelerator = Accelerator(cpu=True)
+set_seed(accelerator.process_index)
+data = torch.utils.data.TensorDataset(torch.randn(32, 8))
+model, optimizer, loader = accelerator.prepare(
+    torch.nn.Linear(8, 1), torch.optim.SGD(torch.nn.Linear(8, 1).parameters(), lr=0.1), torch.utils.data.DataLoader(data, batch_size=4)
+)
+optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
+for (batch,) in loader:
+    optimizer.zero_grad()
+    accelerator.backward((model(batch) - 1).square().mean())
+    optimizer.step()
+bias = accelerator.unwrap_model(model).bias.item()
+with open(f"{sys.argv[1]}{accelerator.process_index}", "w") as file:
+    file.write(f"{accelerator.num_processes} {accelerator.local_process_index} {bias:.6f}")
+accelerator.end_training()

@@ -1,0 +1,152 @@
+"""Every way of being started, for real: the mode is found and said, ranks are never started twice, leftovers are not followed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import TINY, Launched
+from training.launch.team import free_port
+from training.rundir import RunDir, read_json
+
+Launch = Callable[..., Launched]
+CONFIG = "configs/dual_gpu/quickstart.py"
+SCRIPT = ("./launch_train.sh", "2", CONFIG)
+ENTRY = (sys.executable, "-u", "train.py", CONFIG)
+
+
+def injected(rank: int, size: int, port: int, *, local: bool = True) -> dict[str, str]:
+    """What a platform puts into the environment of each rank, or of each node."""
+    found = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    return found | ({"LOCAL_RANK": str(rank)} if local else {})
+
+
+def first_line(run: Launched) -> str:
+    return next(line.partition(" mode ")[2] for line in run.output.splitlines() if " mode " in line)
+
+
+def test_plain_and_leftovers(launch: Launch) -> None:
+    plain = launch(*SCRIPT).ok()
+    assert first_line(plain) == "local: nothing above us has started ranks"
+    left = {"WORLD_SIZE": "7", "PET_NNODES": "2", "TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": "1"}
+    run = launch(*SCRIPT, env=left).ok()
+    assert "not followed, since nothing has started ranks: MASTER_PORT, PET_NNODES, TORCHELASTIC_USE_AGENT_STORE, WORLD_SIZE" in run.output
+    assert run.losses == plain.losses
+    alone = launch(*ENTRY, env=left, total_batch_size=128).ok()
+    assert "1 rank by env: one rank: plain python, no process group" in alone.output and "not followed" in alone.output
+
+
+@pytest.mark.parametrize("command", [SCRIPT, ENTRY], ids=["script", "entrypoint"])
+def test_a_platform_that_injects_ranks(launch: Launch, command: tuple[str, ...]) -> None:
+    port = free_port("127.0.0.1")
+    ranks = [launch(*command, name="platform", env=injected(rank, 2, port)) for rank in range(2)]
+    for rank in ranks:
+        rank.ok()
+    assert first_line(ranks[0]) == "rank 0 of 2: a platform has started the ranks (RANK, LOCAL_RANK, WORLD_SIZE and MASTER_ADDR are set)"
+    assert "mode" not in ranks[1].output, "rank 0 alone speaks"
+    plan = read_json(ranks[0].run.plan) or {}
+    assert (plan["ranks"], plan["launcher"]["value"], plan["place"]["source"]) == (2, "env", "platform")
+    assert len(list(ranks[0].run.path.parent.iterdir())) == 1, "one run directory"
+    assert not ranks[0].pids, "nobody has started ranks"
+
+
+def test_a_mistake_under_a_platform_is_said_once(launch: Launch) -> None:
+    port = free_port("127.0.0.1")
+    ranks = [launch(*SCRIPT, env=injected(rank, 2, port), depht=3) for rank in range(2)]
+    assert [rank.wait() for rank in ranks] == [2, 2]
+    assert "--depht is not a known flag" in ranks[0].output and ranks[1].output == ""
+
+
+@pytest.mark.parametrize("command", [(*SCRIPT[:1], "1", *SCRIPT[2:]), ENTRY], ids=["script", "entrypoint"])
+def test_a_platform_that_injects_nodes(launch: Launch, command: tuple[str, ...], tmp_path: Path) -> None:
+    """Two nodes, which do not see each other's disk."""
+    port = free_port("127.0.0.1")
+    nodes = [
+        launch(
+            *command,
+            name="nodes",
+            env=injected(node, 2, port, local=False),
+            out_dir=tmp_path / f"disk{node}",
+            log_dir=tmp_path / f"logs{node}",
+        )
+        for node in range(2)
+    ]
+    for node in nodes:
+        node.ok()
+    assert first_line(nodes[0]).startswith("node 0 of 2, the first is 127.0.0.1:")
+    assert first_line(nodes[1]).startswith("node 1 of 2, the first is 127.0.0.1:")
+    assert "node 1 is here" in nodes[0].output and "this machine's ranks have ended" in nodes[1].output
+    first, second = (RunDir(tmp_path / f"disk{node}/nodes", node) for node in range(2))
+    assert (read_json(first.plan) or {})["launch"] == (read_json(second.plan) or {})["launch"]
+    assert (read_json(second.own_plan) or {})["place"]["node_rank"] == 1
+    assert [r["rank"] for r in (read_json(second.supervisor) or {})["ranks"]] == [1]
+    assert first.summary.exists() and not second.summary.exists()
+
+
+def test_under_torchrun(launch: Launch) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
+    by_entry = launch(*torchrun, "train.py", f"--config={CONFIG}").ok()
+    assert first_line(by_entry) == "rank 0 of 2: torchrun has started the ranks (TORCHELASTIC_RUN_ID is set)"
+    by_script = launch(*torchrun, "--no-python", *SCRIPT).ok()
+    assert first_line(by_script) == first_line(by_entry) and by_script.losses == by_entry.losses
+
+
+def test_launcher_overrides_what_is_injected(launch: Launch) -> None:
+    run = launch(*SCRIPT, env=injected(1, 4, 1), launcher="spawn").ok()
+    assert first_line(run) == "local: as asked (--launcher=spawn)" and len(run.pids) == 2
+
+
+def test_a_launcher_inside_a_rank_becomes_the_rank(launch: Launch, project: Path, tmp_path: Path) -> None:
+    words = [
+        "./launch_train.sh",
+        "2",
+        CONFIG,
+        *(f"--{k}={v}" for k, v in (TINY | {"out_dir": tmp_path / "inner", "log_dir": tmp_path}).items()),
+    ]
+    inner = tmp_path / "inner.py"
+    inner.write_text(f"import subprocess, sys\nsys.exit(subprocess.call({words!r}, cwd={str(project)!r}))\n")
+    launch("./launch_train.sh", "2", "--script", str(inner), tiny=False).ok()
+    (plan,) = (tmp_path / "inner").glob("*/plan.json")
+    assert (read_json(plan) or {})["place"]["source"] == "platform", "two ranks in all, not four"
+
+
+def without_libuv(built: str) -> str:
+    """A torch that is built without libuv, as its users see it; this one has libuv, so its store is made to answer the same way."""
+    return f"""
+import sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch.distributed":
+            sys.meta_path.remove(self)
+            import torch.distributed as dist
+            import torch.distributed.rendezvous as rendezvous
+            import torch.distributed.elastic.rendezvous.static_tcp_rendezvous as static
+            import torch.distributed.elastic.rendezvous.c10d_rendezvous_backend as c10d
+            class Store(dist.TCPStore):
+                def __init__(self, *args, use_libuv=True, **more):
+                    if use_libuv:
+                        raise dist.DistStoreError("use_libuv was requested but PyTorch was {built} without libuv support")
+                    super().__init__(*args, use_libuv=False, **more)
+            for module in (dist, rendezvous, static, c10d):
+                module.TCPStore = Store
+            import importlib.util
+            return importlib.util.find_spec("torch.distributed")
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def test_a_torch_without_libuv_trains(launch: Launch) -> None:
+    hook = without_libuv("build")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", "train.py")
+    fails = launch(*torchrun, f"--config={CONFIG}", hook=hook)
+    assert fails.wait() != 0 and "without libuv support" in fails.output, "the stand-in does what it should"
+    plain = launch(*SCRIPT).ok()
+    assert launch(*SCRIPT, hook=hook).ok().losses == plain.losses
+    by_torchrun = launch(*SCRIPT, hook=hook, launcher="torchrun").ok()
+    assert "built without libuv: started again with USE_LIBUV=0, directly" in by_torchrun.output and by_torchrun.losses == plain.losses
+    port = free_port("127.0.0.1")
+    ranks = [launch(*ENTRY, name="platform", hook=hook, env=injected(rank, 2, port)) for rank in range(2)]
+    assert [rank.wait() for rank in ranks] == [0, 0]

@@ -1,0 +1,223 @@
+"""Anybody's script under the launcher: unchanged, with logs, statuses, failure card, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, processes, wait_until
+from tests.e2e.conftest import Launched
+
+Launch = Callable[..., Launched]
+SCRIPTS = Path(__file__).parent / "scripts"
+PEERS = ROOT / ".tools/peers"  # `make peers`
+
+
+@pytest.fixture
+def script(launch: Launch, tmp_path: Path) -> Callable[..., Launched]:
+    """Start text as a script (or a file that is there) on `ranks` ranks; what follows belongs to the script."""
+
+    def start(body: str | Path, *args: str, ranks: int = 2, flags: dict[str, object] | None = None, **more: object) -> Launched:
+        path = body if isinstance(body, Path) else tmp_path / "my script.py"
+        if isinstance(body, str):
+            path.write_text(body)
+        name = f"run{len(list(tmp_path.glob('console*')))}"
+        own = {"run_name": name, "out_dir": tmp_path / "experiments", "log_dir": tmp_path / "logs"} | (flags or {})
+        words = ["./launch_train.sh", str(ranks), *(f"--{k}={v}" for k, v in own.items()), "--script", str(path), "--", *args]
+        return launch(*words, name=name, bare=True, **more)
+
+    return start
+
+
+Script = Callable[..., Launched]
+
+
+@pytest.mark.parametrize(
+    "name", ["bare_ddp", pytest.param("with_accelerate", marks=pytest.mark.slow), pytest.param("with_lightning", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("launcher", ["auto", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_unchanged_scripts_train(script: Script, tmp_path: Path, name: str, launcher: str) -> None:
+    if name != "bare_ddp" and not PEERS.is_dir():
+        pytest.skip("accelerate and lightning are not there: make peers")
+    run = script(SCRIPTS / f"{name}.py", str(tmp_path / "end"), flags={"launcher": launcher}, env={"PYTHONPATH": str(PEERS)}).ok()
+    ends = [(tmp_path / f"end{rank}").read_text().split() for rank in range(2)]
+    assert [end[:2] for end in ends] == [["2", "0"], ["2", "1"]]
+    assert ends[0][2] == ends[1][2], "trained together"
+    assert "script finished: 2 ranks ended with status 0" in run.output
+    assert run.summary["status"] == "finished" and run.summary["exit_code"] == 0
+
+
+def test_a_script_sees_what_python_would_give_it(script: Script, tmp_path: Path) -> None:
+    body = """
+import json, os, pickle, sys
+class Thing: pass
+facts = {"argv": sys.argv, "name": __name__, "file": __file__, "path": sys.path[0], "stdin": sys.stdin.read(),
+         "pickled": type(pickle.loads(pickle.dumps(Thing()))) is Thing, "ours": sorted(k for k in os.environ if k.startswith("DUET_"))}
+facts |= {k: os.environ.get(k) for k in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")}
+print("the result", json.dumps(facts))
+"""
+    args = ["--epochs=3", "two words", "--depth", "--", "-u"]
+    run = script(body, *args).ok()
+    path = tmp_path / "my script.py"
+    for rank in range(2):
+        line = next(text for text in run.run.rank_log(rank).read_text().splitlines() if text.startswith("the result"))
+        facts = json.loads(line.removeprefix("the result"))
+        assert (facts["argv"], facts["name"], facts["file"], facts["path"]) == ([str(path), *args], "__main__", str(path), str(tmp_path))
+        assert facts["pickled"] and facts["stdin"] == "" and facts["ours"] == ["DUET_TOKEN"]
+        assert [facts[k] for k in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")] == [
+            *(str(rank),) * 2,
+            *("2",) * 2,
+            "127.0.0.1",
+        ]
+    assert "the result" in run.output and run.output.count("the result") == 1, "the first rank's output is shown"
+    alone = script("import os; assert 'RANK' not in os.environ and 'MASTER_ADDR' not in os.environ", ranks=1)
+    alone.ok()
+
+
+def test_an_exception_is_named_with_rank_file_and_line(script: Script, tmp_path: Path) -> None:
+    run = script("import os\nif os.environ['RANK'] == '1':\n    raise ValueError('planted')\nimport time\ntime.sleep(600)\n")
+    assert run.wait() == 4
+    assert (run.failure["rank"], run.failure["summary"]) == (1, "ValueError: planted")
+    assert run.failure["where"] == f"{tmp_path}/my script.py:3"
+    log = run.run.rank_log(1).read_text()
+    assert "run_script" not in log and log.rstrip().endswith("ValueError: planted"), "the traceback is the script's own"
+
+
+@pytest.mark.parametrize(("ending", "summary"), [("sys.exit(7)", "left with status 7"), ("os.kill(os.getpid(), 9)", "killed by SIGKILL")])
+def test_how_a_rank_ended(script: Script, ending: str, summary: str) -> None:
+    run = script(f"import os, sys, time\nif os.environ['RANK'] == '0': {ending}\ntime.sleep(600)\n")
+    assert run.wait() == 4 and (run.failure["rank"], run.failure["summary"]) == (0, summary)
+
+
+@pytest.mark.parametrize("status", [2, 3])
+def test_a_scripts_own_status_is_not_taken_for_ours(script: Script, status: int) -> None:
+    assert script(f"raise SystemExit({status})").wait() == 4
+
+
+@pytest.mark.parametrize("status", [75, 130])
+def test_a_script_that_knows_our_statuses_may_use_them(script: Script, status: int) -> None:
+    assert script(f"raise SystemExit({status})").wait() == status
+
+
+def test_a_syntax_error_is_named(script: Script, tmp_path: Path) -> None:
+    run = script("x = 1\ndef broken(:\n")
+    assert run.wait() == 4 and run.failure["where"] == f"{tmp_path}/my script.py:2"
+
+
+def test_an_abort_after_the_end_is_no_failure_of_the_training(script: Script) -> None:
+    """As gloo does it sometimes in a script that never leaves its group; made certain here."""
+    run = script("import atexit, os\natexit.register(os.abort)\nprint('trained')\n")
+    assert run.wait() == 134
+    assert "training finished, then a rank was aborted" in run.output and "destroy_process_group()" in run.output
+    early = script("import os\nos.abort()\n")
+    assert early.wait() == 4 and early.failure["summary"] == "killed by SIGABRT"
+
+
+def test_signals_reach_the_script(script: Script) -> None:
+    body = """
+import os, signal, sys, time
+def save(number, frame):
+    print("saved", flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(600)
+"""
+    run = script(body)
+    wait_until(lambda: all("ready" in (run.run.rank_log(r).read_text() if run.run.rank_log(r).exists() else "") for r in range(2)))
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait(20) == 75 and all("saved" in run.run.rank_log(r).read_text() for r in range(2))
+
+
+def test_ctrl_c_once_twice_and_three_times(script: Script) -> None:
+    ready = "import signal, time\n{}\nprint('ready', flush=True)\nwhile True:\n    try: time.sleep(600)\n    except KeyboardInterrupt: {}\n"
+    polite = script(ready.format("", "raise"))
+    deaf = script(ready.format("", "print('no', flush=True)"))
+    rude = script(ready.format("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "print('no', flush=True)"))
+    for run in (polite, deaf, rude):
+        run.wait_for("ready")
+        run.process.send_signal(signal.SIGINT)
+    assert polite.wait(20) == 130
+    for run in (deaf, rude):
+        run.wait_for("no")
+        run.process.send_signal(signal.SIGINT)
+    assert deaf.wait(20) == 130
+    rude.wait_for("stopping the ranks now")
+    rude.process.send_signal(signal.SIGINT)
+    assert rude.wait(20) == 130 and "the ranks are killed" in rude.output
+
+
+CHILDREN = """
+import os, signal, subprocess, sys, time
+subprocess.Popen(["sleep", "1000"])
+subprocess.Popen(["setsid", "sleep", "1001"])                                     # a session of its own
+subprocess.Popen(["sh", "-c", "trap '' TERM INT HUP; (sleep 1002 & ) ; sleep 1003"])   # deaf, and a grandchild
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    "death",
+    ["kill -9 launcher", "kill -9 rank", "end", "exception", pytest.param("ctrl-c twice", marks=pytest.mark.slow)],
+)
+def test_no_orphans_whatever_dies(script: Script, token: str, death: str) -> None:
+    body = {"end": "", "exception": "raise ValueError"}.get(death, "time.sleep(600)")
+    run = script(CHILDREN.format(body))
+    run.wait_for("ready")
+    if death == "kill -9 launcher":
+        wait_until(lambda: len([c for c in processes(token).values() if c.startswith("sleep 100")]) == 8)
+        run.process.kill()
+    elif death == "kill -9 rank":
+        wait_until(lambda: run.pids.get(1))
+        import os
+
+        os.kill(run.pids[1], signal.SIGKILL)
+    elif death == "ctrl-c twice":
+        run.process.send_signal(signal.SIGINT)
+        run.wait_for("told the script to stop")
+        run.process.send_signal(signal.SIGINT)
+    assert run.wait(20) == {"end": 0, "kill -9 launcher": -9, "ctrl-c twice": 130}.get(death, 4)
+    wait_until(lambda: not processes(token), 8, "everybody gone")
+
+
+def test_a_program_that_is_no_python_file(script: Script, tmp_path: Path) -> None:
+    program = tmp_path / "tool.sh"
+    program.write_text('#!/bin/sh\necho "rank $RANK of $WORLD_SIZE: $1"\n')
+    program.chmod(0o755)
+    assert "rank 0 of 2: x y" in script(program, "x y").ok().output
+    program.chmod(0o644)
+    refused = script(program)
+    assert refused.wait() == 2 and "neither a .py file nor executable" in refused.output and "chmod +x" in refused.output
+
+
+def test_bad_command_lines_are_answered_together(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text("")
+    run = launch("./launch_train.sh", "x", "--script", str(tmp_path / "mian.py"), "--depth=3", "more", bare=True)
+    assert run.wait() == 2
+    for text in (
+        "the number of processes is 'x'",
+        "--depth means nothing with --script",
+        "'more' is one argument too many",
+        "is not there",
+        f"--script={tmp_path / 'main.py'}",
+        "4 problems",
+    ):
+        assert text in run.output
+    other = launch("./train_dual_gpu.sh", "--script", str(tmp_path / "main.py"), bare=True)
+    assert other.wait() == 2 and "--script is for launch_train.sh" in other.output
+
+
+def test_the_active_environment_is_the_scripts(script: Script, tmp_path: Path) -> None:
+    fake = tmp_path / "env/bin"
+    fake.mkdir(parents=True)
+    (fake / "python").symlink_to(sys.executable)
+    run = script("import sys; print('run by', sys.executable)", env={"VIRTUAL_ENV": str(tmp_path / "env")})
+    run.ok()
+    assert "of the active environment (VIRTUAL_ENV)" in run.output

@@ -1,0 +1,95 @@
+"""From the plan to files: the run directory with everything that later stages read, and back when the plan is refused after all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from training import console, rundir
+from training.errors import Problem, UserError
+from training.host import preflight
+from training.launch import meeting
+from training.request import ROOT, Launch
+
+Plan = dict[str, Any]
+
+
+def write(plan: Plan, checks: list[preflight.Check], request: Launch) -> rundir.RunDir:
+    """Make the run directory and the log file, and put the plan there for every later stage. On another node than the first it
+    is the first one's run, by name. Raises UserError when that does not answer."""
+    run = _common_run(plan, request) if not request.place.first_node else request.resume_from or _new_run(request)
+    log = _new_log(request)
+    run.create()
+    if request.resume_from and request.place.first_node:
+        run.plan.replace(run.plan_before)  # comes back when the data is refused
+        run.data.unlink(missing_ok=True)  # ranks of another launcher must not read the old one
+    plan |= {"run_name": run.name, "run_dir": str(run.path), "log_file": str(log)}
+    rundir.write_json(run.preflight, {"checks": [c.record() for c in checks]})
+    set_here = {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
+    set_here |= {rundir.VARIABLE: str(run.path), console.LOG_VARIABLE: str(log)}
+    node = [] if request.place.first_node else [f"--node={request.place.node_rank}"]
+    rundir.write_bytes(run.argv, _nul([sys.executable, str(ROOT / "lib/run_module.py"), "training.supervise", str(run.path), *node]))
+    rundir.write_bytes(run.env, _nul([f"{name}={value}" for name, value in set_here.items()]))
+    rundir.write_json(run.own_plan, plan)
+    if (rundir.read_json(run.plan) or {}).get("launch") != plan["launch"]:  # this machine does not see the first one's disk
+        rundir.write_json(run.plan, plan)
+    return run
+
+
+def _common_run(plan: Plan, request: Launch) -> rundir.RunDir:
+    name, plan["launch"] = meeting.ask(plan, request.config.meeting_timeout)
+    if request.resume_from and request.resume_from.name != name:
+        text = f"node 0 trains {name}, but this machine was asked to continue {request.resume_from.name}"
+        raise UserError(Problem(text, "the same run on every machine", [f"--resume={name}"]))
+    return rundir.RunDir(request.experiments / name, request.place.node_rank)
+
+
+def become_launcher(run: rundir.RunDir, environ: Mapping[str, str]) -> NoReturn:
+    """What lib/run.sh does with a plan: this process goes on as the supervisor of the ranks."""
+    command, variables = (path.read_bytes().split(b"\0")[:-1] for path in (run.argv, run.env))
+    os.execve(command[0], command, {os.fsencode(k): os.fsencode(v) for k, v in environ.items()} | dict(v.split(b"=", 1) for v in variables))
+
+
+def withdraw(run: rundir.RunDir) -> None:
+    """The plan was refused after all (its data): a new run goes, a resumed one is again what it was."""
+    if run.own != run.path:
+        shutil.rmtree(run.own)
+    elif run.plan_before.exists():
+        run.plan_before.replace(run.plan)
+    else:
+        shutil.rmtree(run.path)
+
+
+def _nul(words: list[str]) -> bytes:
+    return b"".join(os.fsencode(word) + b"\0" for word in words)
+
+
+def _new_run(request: Launch) -> rundir.RunDir:
+    base = request.config.run_name or f"{request.base_name}_{time.strftime('%Y%m%d_%H%M%S')}"
+    request.experiments.mkdir(parents=True, exist_ok=True)
+    for attempt in range(1, 1000):
+        path = request.experiments / (base if attempt == 1 else f"{base}_{attempt}")
+        try:
+            path.mkdir()
+        except FileExistsError:  # two runs within one second
+            continue
+        return rundir.RunDir(path)
+    raise FileExistsError(f"{request.experiments}/{base}_1000")
+
+
+def _new_log(request: Launch) -> Path:
+    request.logs.mkdir(parents=True, exist_ok=True)
+    base = f"{Path(request.script).stem}_{time.strftime('%Y%m%d_%H%M%S')}"
+    for attempt in range(1, 1000):
+        path = request.logs / (f"{base}.log" if attempt == 1 else f"{base}_{attempt}.log")
+        try:
+            path.open("x").close()
+        except FileExistsError:
+            continue
+        return path
+    raise FileExistsError(f"{request.logs}/{base}_1000.log")
