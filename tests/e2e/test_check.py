@@ -1,12 +1,18 @@
-"""`--check` with every way to start: both figures and a verdict, the right exit code, nothing launched, nothing written."""
+"""`--check` with every way to start: every check, both figures and a verdict, the right exit code, nothing launched or written."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tests.conftest import TOKEN
 from tests.e2e.conftest import Launched
 
 QUICKSTART = "configs/dual_gpu/quickstart.py"
@@ -23,9 +29,46 @@ def test_a_check_measures_and_leaves_nothing(way: str, launch: Callable[..., Lau
     command = [*WAYS[way], *([] if "--check" in WAYS[way] else ["--check"])]
     run = launch(*command)
     run.ok()
-    for part in ("Plan (", "Resources", "formula (eager, ", "fake tensors (the same step)", "verdict: fits, "):
+    parts = ("Plan (", "Resources (", "formula (eager, ", "fake tensors (the same step)", "verdict: fits, ", "To paste into an issue")
+    for part in parts:
         assert part in run.output
+    for name in ("CPU", "open files", "host name", "clock", "data", "W&B", "versions", "memory of a step"):
+        assert re.search(rf"^  (ok|warning)  +{name}  ", run.output, re.MULTILINE), name
+    assert run.output.rstrip().endswith("```")
     assert not run.run.path.exists() and not run.logs.exists()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_json_is_one_object_and_nothing_else(way: str, project: Path, tmp_path: Path, token: str) -> None:
+    command = [
+        *WAYS[way],
+        *([] if "--check" in WAYS[way] else ["--check"]),
+        "--json",
+        "--device=cpu",
+        "--depth=1",
+        f"--out_dir={tmp_path}/runs",
+    ]
+    environ = os.environ | {TOKEN: token, "WANDB_API_KEY": "k" * 40}
+    done = subprocess.run(command, cwd=project, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["status"], found["exit_code"], found["memory"]["verdict"]) in (("ok", 0, "fits"), ("warning", 0, "fits"))
+    assert found["memory"]["measured_bytes"] > 0
+    assert found["plan"]["ranks"] == (1 if way in ("launch_train", "train.py") else 2)
+    assert "measuring the memory" in done.stderr
+    assert "k" * 40 not in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_of_a_machine_that_can_not_do_it(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    command = ["./train_dual_gpu.sh", QUICKSTART, "--check", "--json", "--device=cpu", f"--out_dir={tmp_path}/file"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 3
+    found = json.loads(done.stdout)
+    assert (found["status"], found["exit_code"]) == ("error", 3)
+    (bad,) = [c for c in found["checks"] if c["status"] == "error"]
+    assert (bad["name"], bad["fixes"]) == ("run folder", ["--out_dir=/another/folder"])
 
 
 def test_a_step_that_does_not_fit_is_exit_3(launch: Callable[..., Launched]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -23,10 +24,11 @@ def script(launch: Launch, tmp_path: Path) -> Callable[..., Launched]:
     """Start text as a script (or a file that is there) on `ranks` ranks; what follows belongs to the script."""
 
     def start(body: str | Path, *args: str, ranks: int = 2, flags: dict[str, object] | None = None, **more: object) -> Launched:
-        path = body if isinstance(body, Path) else tmp_path / "my script.py"
-        if isinstance(body, str):
-            path.write_text(body)
         name = f"run{len(list(tmp_path.glob('console*')))}"
+        path = body if isinstance(body, Path) else tmp_path / name / "my script.py"
+        if isinstance(body, str):
+            path.parent.mkdir()
+            path.write_text(body)
         own = {"run_name": name, "out_dir": tmp_path / "experiments", "log_dir": tmp_path / "logs"} | (flags or {})
         words = ["./launch_train.sh", str(ranks), *(f"--{k}={v}" for k, v in own.items()), "--script", str(path), "--", *args]
         return launch(*words, name=name, bare=True, **more)
@@ -63,11 +65,11 @@ print("the result", json.dumps(facts))
 """
     args = ["--epochs=3", "two words", "--depth", "--", "-u"]
     run = script(body, *args).ok()
-    path = tmp_path / "my script.py"
+    path = tmp_path / "run0/my script.py"
     for rank in range(2):
         line = next(text for text in run.run.rank_log(rank).read_text().splitlines() if text.startswith("the result"))
         facts = json.loads(line.removeprefix("the result"))
-        assert (facts["argv"], facts["name"], facts["file"], facts["path"]) == ([str(path), *args], "__main__", str(path), str(tmp_path))
+        assert (facts["argv"], facts["name"], facts["file"], facts["path"]) == ([str(path), *args], "__main__", str(path), str(path.parent))
         assert facts["pickled"] and facts["stdin"] == "" and facts["ours"] == ["DUET_TOKEN"]
         assert [facts[k] for k in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")] == [
             *(str(rank),) * 2,
@@ -83,7 +85,7 @@ def test_an_exception_is_named_with_rank_file_and_line(script: Script, tmp_path:
     run = script("import os\nif os.environ['RANK'] == '1':\n    raise ValueError('planted')\nimport time\ntime.sleep(600)\n")
     assert run.wait() == 4
     assert (run.failure["rank"], run.failure["summary"]) == (1, "ValueError: planted")
-    assert run.failure["where"] == f"{tmp_path}/my script.py:3"
+    assert run.failure["where"] == f"{tmp_path}/run0/my script.py:3"
     log = run.run.rank_log(1).read_text()
     assert "run_script" not in log and log.rstrip().endswith("ValueError: planted"), "the traceback is the script's own"
 
@@ -106,7 +108,7 @@ def test_a_script_that_knows_our_statuses_may_use_them(script: Script, status: i
 
 def test_a_syntax_error_is_named(script: Script, tmp_path: Path) -> None:
     run = script("x = 1\ndef broken(:\n")
-    assert run.wait() == 4 and run.failure["where"] == f"{tmp_path}/my script.py:2"
+    assert run.wait() == 4 and run.failure["where"] == f"{tmp_path}/run0/my script.py:2"
 
 
 def test_an_abort_after_the_end_is_no_failure_of_the_training(script: Script) -> None:
@@ -176,8 +178,6 @@ def test_no_orphans_whatever_dies(script: Script, token: str, death: str) -> Non
         run.process.kill()
     elif death == "kill -9 rank":
         wait_until(lambda: run.pids.get(1))
-        import os
-
         os.kill(run.pids[1], signal.SIGKILL)
     elif death == "ctrl-c twice":
         run.process.send_signal(signal.SIGINT)

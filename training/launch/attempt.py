@@ -79,8 +79,8 @@ class Attempt:
             self._sweep()
             self._drain_rest()
             signal.set_wakeup_fd(previous)
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for number, handler in before.items():  # who was asked to stop does that now, however often he is asked
+                signal.signal(number, handler if self.outcome.asked == Exit.DONE else signal.SIG_IGN)
             self._selector.close()
             os.close(reader)
             os.close(writer)

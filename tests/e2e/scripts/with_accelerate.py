@@ -7,12 +7,12 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 
 accelerator = Accelerator(cpu=True)
-set_seed(accelerator.process_index)
+set_seed(1)
+layer = torch.nn.Linear(8, 1)
 data = torch.utils.data.TensorDataset(torch.randn(32, 8))
 model, optimizer, loader = accelerator.prepare(
-    torch.nn.Linear(8, 1), torch.optim.SGD(torch.nn.Linear(8, 1).parameters(), lr=0.1), torch.utils.data.DataLoader(data, batch_size=4)
+    layer, torch.optim.SGD(layer.parameters(), lr=0.1), torch.utils.data.DataLoader(data, batch_size=4)
 )
-optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
 for (batch,) in loader:
     optimizer.zero_grad()
     accelerator.backward((model(batch) - 1).square().mean())
