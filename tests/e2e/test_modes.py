@@ -116,25 +116,28 @@ def test_a_launcher_inside_a_rank_becomes_the_rank(launch: Launch, project: Path
 def without_libuv(built: str) -> str:
     """A torch that is built without libuv, as its users see it; this one has libuv, so its store is made to answer the same way."""
     return f"""
-import sys
-class Finder:
+import importlib.machinery, sys
+class Patch:
     def find_spec(self, name, path=None, target=None):
-        if name == "torch.distributed":
-            sys.meta_path.remove(self)
-            import torch.distributed as dist
-            import torch.distributed.rendezvous as rendezvous
-            import torch.distributed.elastic.rendezvous.static_tcp_rendezvous as static
-            import torch.distributed.elastic.rendezvous.c10d_rendezvous_backend as c10d
-            class Store(dist.TCPStore):
-                def __init__(self, *args, use_libuv=True, **more):
-                    if use_libuv:
-                        raise dist.DistStoreError("use_libuv was requested but PyTorch was {built} without libuv support")
-                    super().__init__(*args, use_libuv=False, **more)
-            for module in (dist, rendezvous, static, c10d):
-                module.TCPStore = Store
-            import importlib.util
-            return importlib.util.find_spec("torch.distributed")
-sys.meta_path.insert(0, Finder())
+        if not name.startswith("torch.distributed"):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec and spec.loader:
+            real = spec.loader.exec_module
+            def exec_module(module):
+                real(module)
+                if hasattr(module, "TCPStore") and not hasattr(module.TCPStore, "patched"):
+                    original = module.TCPStore
+                    class Store(original):
+                        patched = True
+                        def __init__(self, *args, use_libuv=True, **more):
+                            if use_libuv:
+                                raise RuntimeError("use_libuv was requested but PyTorch was {built} without libuv support")
+                            super().__init__(*args, use_libuv=False, **more)
+                    module.TCPStore = Store
+            spec.loader.exec_module = exec_module
+        return spec
+sys.meta_path.insert(0, Patch())
 """
 
 
