@@ -1,17 +1,31 @@
-"""`--check`: the plan and the resource report as `--dry_run` shows them, and the memory of a step measured by fake tensors.
+"""`--check`: the plan and the resource report as `--dry_run` shows them, with every check, the memory of a step measured by fake
+tensors, and a block for a bug report.
 
 Writes and launches nothing. Imports torch, in this process: the interpreter is the run's.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from training import console
+from training.config.batch import Batch
 from training.errors import Exit
 from training.host import preflight
+from training.host.fit import suggestions
 from training.host.memory import Estimate, Load, estimate, gib
+from training.host.preflight import issue, versions
+from training.launch.place import RANK
+from training.request import Launch
+
+SCHEMA_VERSION = 1
+FITS, TIGHT, TOO_LARGE, UNKNOWN = "fits", "tight", "does not fit", "unknown"
 
 
 @dataclass(frozen=True)
@@ -27,6 +41,57 @@ class Measured:
         return self.fake / self.formula
 
 
+@dataclass(frozen=True)
+class Step:
+    """What is known of the memory of a step; `measured` is None where this torch can not measure, and `why` says so."""
+
+    load: Load
+    room: int | None
+    measured: Measured | None
+    why: str = ""
+
+    @property
+    def total(self) -> int:
+        """Where the formula is low for the step that can be measured, it is low for the planned one too."""
+        return int(estimate(self.load).total * max(1.0, self.measured.ratio if self.measured else 1.0))
+
+    @property
+    def verdict(self) -> str:
+        return verdict(self.total, self.room)
+
+    def check(self, request: Launch) -> preflight.Check:
+        status = {TIGHT: preflight.WARNING, TOO_LARGE: preflight.ERROR}.get(self.verdict, preflight.OK)
+        fixes = []
+        if self.verdict == TOO_LARGE and self.room:  # by the formula these fit a room that is smaller by what it is wrong by
+            room = int(self.room * estimate(self.load).total / self.total)
+            fixes = [request.command(**c) for c in suggestions(self.load, request.config, request.ranks, room)]
+        return preflight.Check("memory of a step", status, sentence(self.total, self.room), fixes)
+
+    def lines(self) -> list[str]:
+        how = f"{'compiled' if self.load.compiled else 'eager'}, {'bf16' if self.load.bf16 else 'fp32'}"
+        lines = [f"formula ({how}, with what the plan chose)   {gib(estimate(self.load).total)}"]
+        if (seen := self.measured) is None:
+            lines.append(f"fake tensors: not measured. {self.why}")
+        else:
+            lines += [
+                f"formula (eager, CPU autocast, no GPU context)   {gib(seen.formula)}",
+                f"fake tensors (the same step)   {gib(seen.fake)}: {seen.ratio:.2f} × the formula, in {seen.seconds:.1f} s",
+                "fake tensors see neither torch.compile nor a GPU's own kernels; depth is extrapolated from one to three blocks",
+            ]
+        return [*lines, f"verdict: {sentence(self.total, self.room)}"]
+
+    def record(self) -> dict[str, Any]:
+        planned, seen = estimate(self.load), self.measured
+        return planned.record() | {
+            "free_bytes": self.room,
+            "measured_bytes": seen.fake if seen else None,
+            "measured_formula_bytes": seen.formula if seen else None,
+            "measuring_s": round(seen.seconds, 3) if seen else None,
+            "not_measured_because": self.why or None,
+            "verdict": self.verdict,
+        }
+
+
 def measure(load: Load) -> Measured:
     """Raises training.engine.measure.Unavailable when this torch can not."""
     started = time.perf_counter()
@@ -37,52 +102,119 @@ def measure(load: Load) -> Measured:
     return Measured(fake, same.total, time.perf_counter() - started)
 
 
-def memory(load: Load, room: int | None) -> tuple[list[str], bool]:
-    """The report of the memory, and whether the run fits."""
+def memory(load: Load, room: int | None) -> Step:
     from training.engine.measure import Unavailable
 
-    planned = estimate(load)
-    how = f"{'compiled' if load.compiled else 'eager'}, {'bf16' if load.bf16 else 'fp32'}"
-    lines = [f"formula ({how}, with what the plan chose)   {gib(planned.total)}"]
+    console.info("measuring the memory of a step by fake tensors")
     try:
-        seen = measure(load)
+        return Step(load, room, measure(load))
     except Unavailable as error:
-        lines.append(f"fake tensors: not measured. {error}")
-        return [*lines, verdict(planned.total, room)], fits(planned.total, room)
-    lines += [
-        f"formula (eager, CPU autocast, no GPU context)   {gib(seen.formula)}",
-        f"fake tensors (the same step)   {gib(seen.fake)}: {seen.ratio:.2f} × the formula, in {seen.seconds:.1f} s",
-        "fake tensors see neither torch.compile nor a GPU's own kernels; depth is extrapolated from one to three blocks of the real width",
-    ]
-    # Where the formula is low for the step that can be measured, it is low for the planned one too.
-    worst = int(planned.total * max(1.0, seen.ratio))
-    return [*lines, verdict(worst, room)], fits(worst, room)
+        return Step(load, room, None, str(error))
 
 
 def _with_margin(total: int) -> Estimate:
     return Estimate(total, 0, 0, 0, 0, 0, 0, 0)
 
 
-def fits(total: int, room: int | None) -> bool:
-    return room is None or _with_margin(total).needed <= room
-
-
 def verdict(total: int, room: int | None) -> str:
     margin = _with_margin(total)
     if room is None:
-        return f"verdict: unknown, {gib(margin.needed)} needed, the free memory is not known"
-    if margin.needed > room:
-        return f"verdict: does not fit, {gib(margin.needed)} needed, {gib(room)} free"
-    if margin.tight > room:
-        return f"verdict: tight, {gib(margin.needed)} to {gib(margin.tight)} needed, {gib(room)} free"
-    return f"verdict: fits, {gib(margin.needed)} needed, {gib(room)} free"
+        return UNKNOWN
+    return TOO_LARGE if margin.needed > room else TIGHT if margin.tight > room else FITS
 
 
-def run(load: Load, room: int | None, checks: list[preflight.Check]) -> tuple[str, Exit]:
-    """The measured part of the report, and the exit code of the whole."""
-    console.info("measuring the memory of a step by fake tensors")
-    lines, good = memory(load, room)
-    failing = any(c.status == preflight.ERROR for c in checks)
-    return "\n".join(
-        ["", "Memory of a step, per rank", *(f"  {line}" for line in lines)]
-    ), Exit.RESOURCES if failing or not good else Exit.DONE
+def sentence(total: int, room: int | None) -> str:
+    margin, said = _with_margin(total), verdict(total, room)
+    if said == UNKNOWN:
+        return f"unknown, {gib(margin.needed)} needed, the free memory is not known"
+    needed = f"{gib(margin.needed)} to {gib(margin.tight)}" if said == TIGHT else gib(margin.needed)
+    return f"{said}, {needed} needed, {gib(room)} free"
+
+
+def communication(request: Launch, plan: dict[str, Any], checks: list[preflight.Check]) -> list[preflight.Check]:
+    """The lines of the communication test between the ranks of this machine; `checks`: what was found before it, for it need not
+    be tried where GPUs are missing. Ranks that something else has started, or that another Python runs, are not ours to start."""
+    from training.communication.run import run
+
+    unusable = any(c.status == preflight.ERROR and c.name in ("GPUs", "torch") for c in checks)
+    if unusable or plan["place"]["kind"] == RANK or plan.get("script", {}).get("python", sys.executable) != sys.executable:
+        return []
+    if plan["local_ranks"] > 1:
+        console.info(f"communication test between {plan['local_ranks']} ranks")
+    return run(plan).checks()
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that `--check` found."""
+
+    plan: dict[str, Any]
+    checks: list[preflight.Check]
+    step: Step | None  # None for somebody's own script
+    seconds: float  # from the start of this process until all was checked; measuring comes after
+
+    @property
+    def code(self) -> Exit:
+        return Exit.RESOURCES if preflight.worst(self.checks) == preflight.ERROR else Exit.DONE
+
+    @property
+    def versions(self) -> dict[str, Any]:
+        return next((c.facts for c in self.checks if c.name == versions.NAME), {})
+
+    def text(self) -> str:
+        """What comes after the plan and the table of checks."""
+        lines = ["", f"checked in {self.seconds:.2f} s"]
+        lines += ["", "Memory of a step, per rank", *(f"  {line}" for line in self.step.lines())] if self.step else []
+        block = issue.block(self.plan, self.checks, self.versions, self.step.verdict if self.step else "")
+        return "\n".join([*lines, "", "To paste into an issue (no names, no keys in it):", "", block])
+
+    def json(self) -> str:
+        """One object; units stand in the keys, what is not known is null."""
+        return json.dumps(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "status": preflight.worst(self.checks),
+                "exit_code": int(self.code),
+                "checks": [c.record() for c in self.checks],
+                "versions": self.versions,
+                "plan": essentials(self.plan),
+                "memory": self.step.record() if self.step else None,
+                "checking_s": round(self.seconds, 3),
+            },
+            indent=1,
+        )
+
+
+def essentials(plan: dict[str, Any]) -> dict[str, Any]:
+    """What a program wants to know of a plan; the whole of it stands in plan.json of a run."""
+    split = Batch(**plan["batch"]) if "batch" in plan else None
+    decided = ("launcher", "device", "precision", "compile", "activation_checkpointing", "loss_chunks")
+    gpu = ("index", "name", "total_bytes", "free_bytes")
+    return {
+        "config_file": plan["config_file"],
+        "ranks": plan["ranks"],
+        "local_ranks": plan["local_ranks"],
+        **{name: plan[name]["value"] if name in plan else None for name in decided},
+        "device_batch_sequences": split.device_sequences if split else None,
+        "max_seq_len_tokens": split.seq_len if split else None,
+        "accumulation_steps": split.accumulation if split else None,
+        "total_batch_tokens": split.total_tokens if split else None,
+        "data": plan.get("data"),
+        "gpus": [{name: one[name] for name in gpu} for one in plan["gpus"]],
+        "notes": plan["notes"],
+    }
+
+
+def since_start() -> float:
+    """Seconds of this process. Not by psutil, whose start times are as exact as the kernel's boot time: to the second."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+
+
+def run(request: Launch, plan: dict[str, Any], checks: list[preflight.Check]) -> Report:
+    """Measure what the plan could only estimate."""
+    seconds = since_start()
+    talk = communication(request, plan, checks)  # first: it forks, and importing torch below starts threads
+    step = memory(Load(**plan["memory"]["load"]), plan["memory"]["free_bytes"]) if "memory" in plan else None
+    found = [*checks, *talk, *([step.check(request)] if step else [])]
+    return Report(plan, found, step, seconds)

@@ -20,6 +20,7 @@ from typing import Any
 
 from training import console, plan_files, resume
 from training import script as own_script
+from training.communication import verdicts
 from training.config import batch, flags
 from training.config.help import option_lines
 from training.data.tokenizer import vocab_of
@@ -73,6 +74,8 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         meeting=place.master_addr,
         libuv=config.libuv,
     )
+    used = machine.gpus[: request.gpu_ranks] if device.value == "cuda" else ()
+    chosen += verdicts.variables([g.uuid for g in used], machine.driver, torch.version if torch else None, environ)
 
     checks = _checks(request, machine, torch, device.value, room, fitting.load)
     checks += preflight.compile_works(torch, device.value, request) if compiled.value else []
@@ -95,7 +98,8 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         "local_ranks": local,
         "launcher": launcher.record(),
         "device": device.record(),
-        "gpus": [g.record() for g in machine.gpus[: request.gpu_ranks]] if device.value == "cuda" else [],
+        "gpus": [g.record() for g in used],
+        "driver": machine.driver,
         "precision": precision.record(),
         "compile": compiled.record(),
         "device_batch_size": fitting.sequences.record(),
@@ -115,7 +119,6 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         + _warnings(request, checks, static_graph),
         "text": [],
     }
-    plan["notes"] += _warnings(request, checks, static_graph)
     plan["text"] = sentences(plan, split, estimate, fitting)
     return plan, checks
 

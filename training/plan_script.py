@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from training.communication import verdicts
 from training.errors import Exit, UserError
-from training.host import decide, gpus, memory, preflight, torch_build, variables
+from training.host import decide, gpus, preflight, torch_build, variables
 from training.launch.place import LOCAL
-from training.script import SCRIPT, USED, ScriptLaunch
-
-NOTHING = memory.Estimate(0, 0, 0, 0, 0, 0, 0, 0)  # what a script needs is not known
+from training.script import USED, ScriptLaunch
 
 
 def build(request: ScriptLaunch, environ: Mapping[str, str], schema_version: int) -> tuple[dict[str, Any], list[preflight.Check]]:
@@ -29,19 +28,19 @@ def build(request: ScriptLaunch, environ: Mapping[str, str], schema_version: int
         device = decide.Choice("cuda", "as asked")
     port, port_check = preflight.port(config.master_port) if place.kind == LOCAL else (place.master_port, None)
     checks = [port_check] if port_check else []
-    if device.value == "cuda":
-        checks += [*preflight.gpus(machine, NOTHING, request, []), *preflight.torch_fits(machine, torch, request)]
-    elif machine.gpus:
+    if machine.gpus and device.value != "cuda":
         text = f"{len(machine.gpus)} GPUs for {local} ranks: whether the script trains on the CPU then is up to it"
-        checks.append(preflight.Check("GPUs", preflight.WARNING, text, [f"./{SCRIPT} {len(machine.gpus)} …"]))
-    checks.append(preflight.folder("run", request.experiments, "out_dir", 64 << 20, request.origins["out_dir"]))
-    checks.append(preflight.folder("log", request.logs, "log_dir", 1 << 20, request.origins["log_dir"]))
+        checks.append(preflight.Check("GPUs", preflight.WARNING, text, [request.command_with(len(machine.gpus))]))
+    facts = preflight.Facts(request, machine, torch, device.value)
+    checks += preflight.at_every_start(facts) + (preflight.only_in_check(facts) if request.check else [])
     problems = [c.problem() for c in checks if c.status == preflight.ERROR]
     if problems and not (request.dry_run or request.check):
         raise UserError(problems, Exit.RESOURCES)
     chosen = variables.choose(
         environ, device=device.value, ranks=ranks, local_ranks=local, debug=config.debug, meeting=place.master_addr, libuv=config.libuv
     )
+    used = machine.gpus[:local] if device.value == "cuda" else ()
+    chosen += verdicts.variables([g.uuid for g in used], machine.driver, torch.version if torch else None, environ)
     launcher = decide.launcher(config, place, request.script, ranks)
     here = f", {local} of them on this machine" if local != ranks else ""
     words = shlex.join([script.path, *script.args])
@@ -60,7 +59,8 @@ def build(request: ScriptLaunch, environ: Mapping[str, str], schema_version: int
         "local_ranks": local,
         "launcher": launcher.record(),
         "device": device.record(),
-        "gpus": [g.record() for g in machine.gpus[:local]] if device.value == "cuda" else [],
+        "gpus": [g.record() for g in used],
+        "driver": machine.driver,
         "variables": [v.record() for v in chosen],
         "master_port": port,
         "resume": False,

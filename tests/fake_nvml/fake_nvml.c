@@ -9,6 +9,17 @@
  * FAKE_NVML_FREE_GIB=31,5      free, one per GPU; the last value holds for the rest
  * FAKE_NVML_NOT_SUPPORTED=1    "not supported" for all but handle, UUID and name (as under MIG)
  * FAKE_NVML_INIT=9             what nvmlInit returns (9: driver not loaded)
+ *
+ * What only `--check` asks; a list has a value for each GPU, the last one holds for the rest:
+ * FAKE_NVML_COMPUTE_MODE=0,3   default, 2 prohibited, 3 exclusive process        FAKE_NVML_MIG=0,1
+ * FAKE_NVML_REASONS=1,64       bits of why the clocks are low (1 idle, 4 power cap, 8/32/64/128 trouble)
+ * FAKE_NVML_ECC=0,3            uncorrected memory errors                         FAKE_NVML_PERSISTENCE=1,0
+ * FAKE_NVML_REMAP=0,1          rows to be remapped: 1 pending, 2 failed          FAKE_NVML_RETIRED=0,1   the same of older cards
+ * FAKE_NVML_WIDTH=16,8         PCIe lanes (of WIDTH_MOST=16)                     FAKE_NVML_GENERATION=4  (of GENERATION_MOST=4)
+ * FAKE_NVML_NVLINKS=4          links that are up, of four; -1: no NVLink         FAKE_NVML_TOPOLOGY=30   between all GPUs
+ * FAKE_NVML_P2P=0              direct copies: 0 works, 1 does not
+ *
+ * Compiled with -DOLD_DRIVER the newer of these functions are missing, as in drivers before 535.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,6 +35,13 @@ static Device devices[16];
 static const char *variable(const char *name, const char *otherwise) { return getenv(name) ? getenv(name) : otherwise; }
 static int number(const char *name, int otherwise) { return getenv(name) ? atoi(getenv(name)) : otherwise; }
 static int supported(void) { return number("FAKE_NVML_NOT_SUPPORTED", 0) ? NOT_SUPPORTED : OK; }
+
+/* The value of GPU `index` in a list. */
+static int listed(const char *name, unsigned index, const char *otherwise) {
+  const char *list = variable(name, otherwise);
+  for (; index && strchr(list, ','); index--) list = strchr(list, ',') + 1;
+  return atoi(list);
+}
 
 static unsigned long long gib(const char *list, unsigned index) {
   for (; index && strchr(list, ','); index--) list = strchr(list, ',') + 1;
@@ -70,3 +88,62 @@ int nvmlDeviceGetComputeRunningProcesses_v3(Device *d, unsigned *count, Process 
   *count = 1;
   return *out = (Process){.pid = pid, .used = 1ull << 30}, OK;
 }
+
+int nvmlDeviceGetComputeMode(Device *d, unsigned *out) { return *out = listed("FAKE_NVML_COMPUTE_MODE", d->index, "0"), supported(); }
+
+int nvmlDeviceGetMigMode(Device *d, unsigned *current, unsigned *pending) {
+  if (!getenv("FAKE_NVML_MIG")) return NOT_SUPPORTED; /* most cards */
+  return *current = *pending = listed("FAKE_NVML_MIG", d->index, "0"), supported();
+}
+
+static int reasons(Device *d, unsigned long long *out) { return *out = listed("FAKE_NVML_REASONS", d->index, "1"), supported(); }
+int nvmlDeviceGetCurrentClocksThrottleReasons(Device *d, unsigned long long *out) { return reasons(d, out); }
+
+int nvmlDeviceGetTotalEccErrors(Device *d, int type, int counter, unsigned long long *out) {
+  if (type != 1 || counter != 0) return INVALID_ARGUMENT; /* uncorrected, volatile */
+  return *out = listed("FAKE_NVML_ECC", d->index, "0"), supported();
+}
+
+int nvmlDeviceGetRetiredPagesPendingStatus(Device *d, unsigned *out) {
+  return *out = listed("FAKE_NVML_RETIRED", d->index, "0"), supported();
+}
+
+int nvmlDeviceGetPersistenceMode(Device *d, unsigned *out) { return *out = listed("FAKE_NVML_PERSISTENCE", d->index, "1"), supported(); }
+int nvmlDeviceGetCurrPcieLinkWidth(Device *d, unsigned *out) { return *out = listed("FAKE_NVML_WIDTH", d->index, "16"), supported(); }
+int nvmlDeviceGetMaxPcieLinkWidth(Device *d, unsigned *out) { return *out = listed("FAKE_NVML_WIDTH_MOST", d->index, "16"), supported(); }
+
+int nvmlDeviceGetCurrPcieLinkGeneration(Device *d, unsigned *out) {
+  return *out = listed("FAKE_NVML_GENERATION", d->index, "1"), supported(); /* idle */
+}
+
+int nvmlDeviceGetMaxPcieLinkGeneration(Device *d, unsigned *out) {
+  return *out = listed("FAKE_NVML_GENERATION_MOST", d->index, "4"), supported();
+}
+
+int nvmlDeviceGetNvLinkState(Device *d, unsigned link, unsigned *out) {
+  int up = listed("FAKE_NVML_NVLINKS", d->index, "-1");
+  if (up < 0) return NOT_SUPPORTED;
+  if (link >= 4) return INVALID_ARGUMENT;
+  return *out = (int)link < up, supported();
+}
+
+int nvmlDeviceGetTopologyCommonAncestor(Device *a, Device *b, unsigned *out) {
+  return (void)a, (void)b, *out = number("FAKE_NVML_TOPOLOGY", 30), supported();
+}
+
+int nvmlDeviceGetP2PStatus(Device *a, Device *b, unsigned what, unsigned *out) {
+  if (what == 2) *out = listed("FAKE_NVML_NVLINKS", a->index, "-1") > 0 && listed("FAKE_NVML_NVLINKS", b->index, "-1") > 0 ? 0 : 5;
+  else *out = number("FAKE_NVML_P2P", 0);
+  return supported();
+}
+
+#ifndef OLD_DRIVER
+int nvmlDeviceGetCurrentClocksEventReasons(Device *d, unsigned long long *out) { return reasons(d, out); }
+
+int nvmlDeviceGetRemappedRows(Device *d, unsigned *correctable, unsigned *uncorrectable, unsigned *pending, unsigned *failed) {
+  if (!getenv("FAKE_NVML_REMAP")) return NOT_SUPPORTED; /* cards before Ampere */
+  int state = listed("FAKE_NVML_REMAP", d->index, "0");
+  *correctable = *uncorrectable = 0;
+  return *pending = state == 1, *failed = state == 2, supported();
+}
+#endif

@@ -1,62 +1,203 @@
-"""`--check`: the verdict, what it says when this torch can not measure, and the measurement itself."""
+"""`--check`: the verdict, the report for programs and the one for an issue, and the measurement itself; `--explain`."""
 
 from __future__ import annotations
 
+import json
+import time
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.unit.conftest import ENHANCED, ROOT, Shell, python
 from training import check
+from training import plan as planner
+from training.config import flags
 from training.engine import measure
 from training.errors import Exit
-from training.host.memory import GIB, Load, estimate
-from training.host.preflight import ERROR, OK, Check
+from training.host import redact
+from training.host.memory import GIB, Estimate, Load, estimate
+from training.host.preflight import ERROR, OK, WARNING, Check
+from training.request import Request
 
 LOAD = Load(4, 2, 64, 320, bf16=True, compiled=False, cuda=False)
 
 
+@pytest.fixture
+def made(home: Path) -> tuple[Request, dict[str, Any]]:
+    """A request and its plan, on the CPU."""
+    request, plan, _ = planner.make(ENHANCED, ["--device=cpu", "--depth=1", "--check"], {})
+    return request, plan
+
+
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measuring is tested below; it takes a second."""
+    monkeypatch.setattr(check, "memory", lambda load, room: check.Step(load, room, None, "not in this test"))
+
+
 @pytest.mark.parametrize(
-    ("room_gib", "said", "good"),
+    ("room_gib", "said", "status"),
     [
-        (14.0, "verdict: fits, 12.0 GiB needed, 14.0 GiB free", True),
-        (13.0, "verdict: tight, 12.0 GiB to 13.5 GiB needed, 13.0 GiB free", True),
-        (11.0, "verdict: does not fit, 12.0 GiB needed, 11.0 GiB free", False),
-        (None, "verdict: unknown, 12.0 GiB needed, the free memory is not known", True),
+        (14.0, "fits, 12.0 GiB needed, 14.0 GiB free", OK),
+        (13.0, "tight, 12.0 GiB to 13.5 GiB needed, 13.0 GiB free", WARNING),
+        (11.0, "does not fit, 12.0 GiB needed, 11.0 GiB free", ERROR),
+        (None, "unknown, 12.0 GiB needed, the free memory is not known", OK),
     ],
 )
-def test_the_verdict(room_gib: float | None, said: str, good: bool) -> None:
+def test_the_verdict(
+    room_gib: float | None, said: str, status: str, made: tuple[Request, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     room = None if room_gib is None else int(room_gib * GIB)
-    assert (check.verdict(10 * GIB, room), check.fits(10 * GIB, room)) == (said, good)
+    monkeypatch.setattr(check, "estimate", lambda load: Estimate(10 * GIB, 0, 0, 0, 0, 0, 0, 0))
+    step = check.Step(LOAD, room, None)
+    assert (check.sentence(10 * GIB, room), step.check(made[0]).status) == (said, status)
+    assert step.lines()[-1] == f"verdict: {said}"
 
 
 def test_both_figures_stand_side_by_side() -> None:
-    text, code = check.run(LOAD, 8 * GIB, [Check("a", OK, "b")])
-    assert code == Exit.DONE
+    text = "\n".join(check.memory(LOAD, 8 * GIB).lines())
     assert "formula (eager, bf16" in text and "fake tensors (the same step)" in text and "× the formula" in text
     assert text.endswith("8.0 GiB free")
 
 
-def test_a_failing_check_or_memory_is_exit_3() -> None:
-    assert check.run(LOAD, 8 * GIB, [Check("a", ERROR, "b")])[1] == Exit.RESOURCES
-    assert check.run(LOAD, GIB, [])[1] == Exit.RESOURCES
+def test_a_failing_check_or_memory_is_exit_3(made: tuple[Request, dict[str, Any]], unmeasured: None) -> None:
+    request, plan = made
+    assert check.run(request, plan, [Check("a", OK, "b")]).code == Exit.DONE
+    assert check.run(request, plan, [Check("a", WARNING, "b")]).code == Exit.DONE
+    assert check.run(request, plan, [Check("a", ERROR, "b")]).code == Exit.RESOURCES
+    plan["memory"]["free_bytes"] = 1 << 20
+    assert check.run(request, plan, []).code == Exit.RESOURCES
 
 
-def test_a_formula_that_is_low_is_corrected(monkeypatch: pytest.MonkeyPatch) -> None:
-    total = estimate(LOAD).total
-    room = estimate(LOAD).needed + 1
-    for factor, good in ((0.9, True), (1.0, True), (1.5, False)):
-        monkeypatch.setattr(measure, "peak", lambda load, factor=factor: int(factor * total))
-        assert check.memory(LOAD, room)[1] is good
+def test_a_formula_that_is_low_is_corrected_with_what_fits_then(home: Path, shell: Shell) -> None:
+    asked = ["--device=cpu", "--activation_checkpointing=none"]
+    request, plan, _ = planner.make(ENHANCED, [*asked, "--dry_run"], {})
+    load = Load(**plan["memory"]["load"])
+    formula = estimate(load)
+    for factor, verdict in ((0.9, check.FITS), (1.0, check.FITS), (1.5, check.TOO_LARGE)):
+        step = check.Step(load, formula.tight + 1, check.Measured(int(factor * 1000), 1000, 0.1))
+        assert step.verdict == verdict
+    fixes = step.check(request).fixes
+    assert len(fixes) >= 2, "a smaller micro-batch, less depth, checkpointing"
+    for command in fixes:
+        config = shell.read(command).config
+        changed = (config.device_batch_size, config.depth, config.activation_checkpointing)
+        assert changed != (request.config.device_batch_size, request.config.depth, "none")
 
 
 def test_a_torch_without_the_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch.distributed._tools.mem_tracker", None)
     with pytest.raises(measure.Unavailable):
         measure.peak(LOAD)
-    text, code = check.run(LOAD, 8 * GIB, [])
-    assert code == Exit.DONE
-    assert "fake tensors: not measured. torch " in text
-    assert "verdict: fits" in text
+    step = check.memory(LOAD, 8 * GIB)
+    assert step.lines()[1].startswith("fake tensors: not measured. torch ")
+    assert step.verdict == check.FITS
+    assert step.record()["not_measured_because"].startswith("torch ")
+
+
+# ── the report for programs ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_one_json_object_with_units_in_its_keys(made: tuple[Request, dict[str, Any]], unmeasured: None) -> None:
+    request, plan = made
+    found = json.loads(check.run(request, plan, [Check("data", ERROR, "caf\udce9", ["do this"])]).json())
+    assert list(found) == ["schema_version", "status", "exit_code", "checks", "versions", "plan", "memory", "checking_s"]
+    assert (found["schema_version"], found["status"], found["exit_code"]) == (1, "error", 3)
+    assert found["checks"][0] == {"name": "data", "status": "error", "text": "caf\udce9", "fixes": ["do this"]}
+    assert found["checks"][-1]["name"] == "memory of a step"
+    sizes = ("device_batch_sequences", "max_seq_len_tokens", "accumulation_steps", "total_batch_tokens")
+    assert [found["plan"][name] for name in sizes] == [8, 1536, 1, 24576]
+    assert {n: found["plan"][n] for n in ("ranks", "launcher", "device", "gpus")} == {
+        "ranks": 2,
+        "launcher": "spawn",
+        "device": "cpu",
+        "gpus": [],
+    }
+    assert found["memory"]["needed_bytes"] > found["memory"]["total_bytes"] > 0
+    assert found["memory"]["measured_bytes"] is None, "what is not known is null"
+    assert found["memory"]["verdict"] == "fits"
+
+
+def test_versions_are_those_that_are_installed(home: Path, unmeasured: None) -> None:
+    import platform
+
+    import numpy
+    import torch
+
+    found = json.loads(check.run(*planner.make(ENHANCED, ["--device=cpu", "--depth=1", "--check"], {})).json())["versions"]
+    assert (found["python"], found["numpy"], found["torch"]) == (platform.python_version(), numpy.__version__, torch.__version__)
+    assert (found["torch_cuda"], found["driver"]) == (torch.version.cuda, None)
+    assert found["kernel"] == platform.release()
+    assert set(found) == {"duet", "python", "torch", "torch_cuda", "nccl", "numpy", "driver", "driver_cuda", "kernel"}
+
+
+def test_the_version_of_nccl_is_read_off_its_package(tmp_path: Path) -> None:
+    for name in ("nvidia_nccl_cu13-2.28.9.dist-info", "numpy-9.9.9.dist-info"):
+        (tmp_path / name).mkdir()
+        package, version = name.removesuffix(".dist-info").split("-")
+        (tmp_path / name / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package.replace('_', '-')}\nVersion: {version}\n")
+    code = (
+        "from training.host.preflight import versions; from training.host.gpus import Machine;"
+        "found = versions.read(None, Machine((), '', '580', '13.0'));"
+        "print(found['nccl'], found['numpy'], found['driver'], found['driver_cuda'], found['torch'])"
+    )
+    assert python("-c", code, PYTHONPATH=f"{ROOT}:{tmp_path}").stdout == "2.28.9 9.9.9 580 13.0 None\n"
+
+
+def test_json_goes_with_check_only() -> None:
+    assert not flags.parse(["--check", "--json"]).problems
+    assert flags.parse(["--check", "--json"]).positional == []
+    for words in (["--json"], ["--json", "--dry_run"], ["--check=false", "--json"]):
+        (problem,) = flags.parse(words).problems
+        assert problem.what == "--json says how --check answers, and there is no --check"
+        assert problem.fixes == ["--check --json"]
+
+
+def test_explain_is_a_dry_run(home: Path) -> None:
+    asked = ["--device=cpu", "--depth=1"]
+    environ = {"NCCL_TIMEOUT": "1800", "WANDB_API_KEY": "k" * 40}
+    shown = [planner.describe(*planner.make(ENHANCED, [*asked, flag], environ)[1:]) for flag in ("--explain", "--dry_run")]
+    assert shown[0] == shown[1]
+    assert planner.make(ENHANCED, [*asked, "--explain"], environ)[0].dry_run
+    lines = shown[0].splitlines()
+    assert "  OMP_NUM_THREADS=" in shown[0]
+    assert (
+        "  WANDB_API_KEY=set, not shown   from the environment: the login; used when W&B is on, never written to a file of a run" in lines
+    )
+    assert [line for line in lines if line.startswith("  NCCL_TIMEOUT=1800   from the environment: has no effect: it does not exist; ")]
+    assert "k" * 40 not in shown[0]
+
+
+# ── the block for an issue ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_block_to_paste_says_what_matters_and_not_who(
+    home: Path, tmp_path: Path, unmeasured: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USER", "alice")
+    monkeypatch.setattr(redact.socket, "gethostname", lambda: "tower")
+    key = "0123456789abcdef0123456789abcdef01234567"
+    args = ["--device=cpu", "--depth=1", "--check", f"--out_dir={tmp_path}/runs", "--wandb_project=alice"]
+    request, plan, checks = planner.make(ENHANCED, args, {"WANDB_API_KEY": key, "NCCL_TIMEOUT": "9", "http_proxy": "http://alice:pw@tower"})
+    checks += [Check("GPU 0", WARNING, "x; occupied by pid 4711 (bob, 1.0 GiB): python /home/bob/x.py"), Check("y", ERROR, "tower ```")]
+    block = check.run(request, plan, checks).text().partition("To paste into an issue (no names, no keys in it):\n\n")[2]
+    lines = block.splitlines()
+    assert (lines[0], lines[-1]) == ("```text", "```")
+    assert len(lines) < 20
+    assert lines[1].startswith("Duet ") and ", torch " in lines[1]
+    assert "command: ./train_dual_gpu_enhanced.sh --device=cpu --depth=1 --check --out_dir=~/runs --wandb_project=USER" in lines
+    assert "warning: GPU 0: x; occupied by pid 4711 …" in lines
+    assert "error: y: HOST '''" in lines
+    assert any(line.startswith("note: NCCL_TIMEOUT=9 has no effect") for line in lines)
+    assert "memory of a step: fits" in lines
+    for private in ("alice", "bob", "tower", str(tmp_path), key, "pw"):
+        assert private not in block, private
+
+
+# ── the measurement itself ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(("blocks", "chunks"), [(0, 1), (2, 1), (5, 1), (6, 4)])
@@ -70,3 +211,9 @@ def test_it_sees_what_the_settings_save() -> None:
     plain, parts = measure.peak(load), measure.peak(replace(load, chunks=8))
     again = measure.peak(replace(load, chunks=8, blocks=6))
     assert again < parts < plain
+
+
+def test_the_time_of_this_process() -> None:
+    started = time.monotonic()
+    seconds = float(python("-c", "from training import check; print(check.since_start())").stdout)
+    assert 0 < seconds < time.monotonic() - started + 0.05, "the kernel counts in hundredths"

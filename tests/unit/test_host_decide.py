@@ -105,8 +105,7 @@ def test_the_room_for_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decide.budget("cuda", 1, machine(30, 20)) == 30 * GIB
     assert decide.budget("cuda", 2, machine(None, 20)) == 20 * GIB
     assert decide.budget("cuda", 2, machine(None, None)) is None
-    memory = type("Memory", (), {"available": 12 * GIB})()
-    monkeypatch.setattr(decide.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(decide.limits, "available_memory", lambda: 12 * GIB)
     assert decide.budget("cpu", 3, machine()) == 4 * GIB
 
 

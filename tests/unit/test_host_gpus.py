@@ -129,7 +129,7 @@ def test_who_is_on_a_busy_gpu(nvidia: Nvidia) -> None:
         assert f"occupied by pid {stranger.pid} ({getpass.getuser()}, 1.0 GiB): {sys.executable} -c" in shown.stdout
         full = dry_run(nvidia(PID=stranger.pid, FREE_GIB="3,31"), BALANCED)
         assert full.returncode == 3
-        assert f"try: kill {stranger.pid}   # if it is yours: {sys.executable}"[:60] in full.stdout
+        assert f"or:  kill {stranger.pid}   # if it is yours: {sys.executable}"[:60] in full.stdout
         stranger.stdin.close()  # type: ignore[union-attr]
 
 
@@ -197,6 +197,43 @@ def test_too_little_gpu_ends_with_exit_3_and_what_to_do(values: dict[str, object
     assert "    try:     " in done.stderr
     assert "nothing was launched (exit 3)" in done.stderr
     assert os.listdir(tmp_path) == []
+
+
+def test_a_gpu_that_no_program_may_use(nvidia: Nvidia) -> None:
+    assert [g.compute_mode for g in look(nvidia(COMPUTE_MODE="0,3")).gpus] == ["default", "exclusive process"]
+    done = dry_run(nvidia(COMPUTE_MODE="0,2"), BALANCED)
+    assert done.returncode == 3
+    assert (
+        "error    GPU 1        Fake GPU 1, 31.0 GiB free of 32.0 GiB: its compute mode is 'prohibited', no program may use it"
+        in done.stdout
+    )
+    assert "try: sudo nvidia-smi -i 1 -c DEFAULT" in done.stdout
+
+
+def test_a_gpu_for_one_process_is_fine_until_another_one_has_it(nvidia: Nvidia) -> None:
+    assert dry_run(nvidia(COMPUTE_MODE="3"), BALANCED).returncode == 0
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=clean_environment()) as stranger:
+        done = dry_run(nvidia(COMPUTE_MODE="3", PID=stranger.pid), BALANCED)
+        stranger.stdin.close()  # type: ignore[union-attr]
+    assert done.returncode == 3
+    assert "its compute mode is 'exclusive process', one process at a time may use it; occupied by pid" in done.stdout
+    assert f"try: kill {stranger.pid}   # if it is yours: " in done.stdout
+    assert "or:  sudo nvidia-smi -i 0 -c DEFAULT" in done.stdout
+
+
+def test_a_gpu_that_is_split_is_a_warning(nvidia: Nvidia) -> None:
+    assert [g.mig for g in look(nvidia(MIG="0,1")).gpus] == [False, True]
+    assert [g.mig for g in look(nvidia()).gpus] == [None, None], "most cards can not be split"
+    done = dry_run(nvidia(MIG="0,1"), BALANCED)
+    assert done.returncode == 0
+    assert "warning  GPU 1 parts  it is split (MIG): a rank gets one part of it and its memory" in done.stdout
+    assert "try: sudo nvidia-smi -i 1 -mig 0" in done.stdout
+
+
+def test_parts_of_a_gpu_are_not_counted_as_gpus(nvidia: Nvidia) -> None:
+    done = dry_run(nvidia(CUDA_VISIBLE_DEVICES="MIG-4711"), BALANCED)
+    assert done.returncode == 3
+    assert "try: name whole GPUs in CUDA_VISIBLE_DEVICES: parts of one (MIG) are not counted" in done.stdout
 
 
 def test_a_tight_fit_is_a_warning(nvidia: Nvidia) -> None:

@@ -1,4 +1,5 @@
-"""Checks of folders, disk and shared memory; the checks of GPUs and memory are in test_plan.py and test_host_gpus.py."""
+"""The resource report, and the checks of every start: folders, disk, shared memory, cores, open files. Those of GPUs and memory are
+in test_plan.py and test_host_gpus.py, those of `--check` in test_host_gpu_health.py, test_host_inputs.py, test_host_surroundings.py."""
 
 from __future__ import annotations
 
@@ -6,15 +7,18 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.unit.conftest import clean_environment, python
-from training.host import preflight
-from training.host.preflight import ERROR, OK, WARNING, Check, folder
+from tests.unit.conftest import ENHANCED, LAUNCH, Shell, ask, clean_environment, python
+from training import plan as planner
+from training.errors import UserError
+from training.host import limits, memory, preflight
+from training.host.preflight import ERROR, OK, WARNING, Check, folder, start
 from training.rundir import RunDir, write_json
 
 Usage = namedtuple("Usage", "total used free")
@@ -75,22 +79,123 @@ def test_a_full_disk(on_small_disk: Callable[..., subprocess.CompletedProcess[st
     assert done.stdout == f"error run folder {tmp_path}/disk/run (default) can not be written: No space left on device\n", done.stderr
 
 
-def test_shared_memory_only_matters_with_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_only_matters_with_workers_or_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     assert preflight.shared_memory(0, 2) is None
+    assert preflight.shared_memory(0, 1, nccl=True) is None
     monkeypatch.setattr(os.path, "isdir", lambda path: True)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(GIB, 0, 256 << 20))
     assert preflight.shared_memory(2, 2).status == OK  # type: ignore[union-attr]
+    assert preflight.shared_memory(0, 2, nccl=True).status == OK  # type: ignore[union-attr]
     tight = preflight.shared_memory(3, 2)
     assert tight is not None
-    assert (tight.status, tight.fixes) == (WARNING, ["--num_workers=0"])
+    assert (tight.status, tight.fixes[0]) == (WARNING, "--num_workers=0")
     assert tight.text.endswith(" free for 6 workers")
     monkeypatch.setattr(os.path, "isdir", lambda path: False)
     assert preflight.shared_memory(3, 2) is None
 
 
+def test_a_container_s_shared_memory_is_too_small_for_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os.path, "isdir", lambda path: True)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(64 << 20, 0, 64 << 20))
+    found = preflight.shared_memory(0, 2, nccl=True)
+    assert found is not None
+    assert (found.status, found.text) == (WARNING, "64 MiB free for NCCL between 2 ranks")
+    assert found.fixes == ["docker run --shm-size=8g …   # in a container", "sudo mount -o remount,size=8g /dev/shm"]
+    both = preflight.shared_memory(4, 2, nccl=True)
+    assert both is not None
+    assert both.text == "64 MiB free for 8 workers and NCCL between 2 ranks"
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "ranks", "status", "text", "fixes"),
+    [
+        (2, 0, 2, OK, "2 cores for 2 ranks", []),
+        (1, 0, 1, OK, "1 core for 1 rank", []),
+        (16, 4, 2, OK, "16 cores for 2 ranks and 8 workers", []),
+        (2, 0, 8, WARNING, "8 ranks share 2 CPU cores: it works, slowly", ["with 2"]),
+        (4, 8, 2, WARNING, "4 cores for 2 ranks and 16 workers: more workers than cores", ["--num_workers=1"]),
+    ],
+)
+def test_cores(cores: int, workers: int, ranks: int, status: str, text: str, fixes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start.variables, "cpu_count", lambda: cores)
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert start.cpu(workers, ranks, lambda ranks: f"with {ranks}") == Check("CPU", status, text, fixes)
+
+
+def test_cores_of_a_share_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start.variables, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert start.cpu(0, 2, str).text == "2 of 64 cores for 2 ranks"
+
+
+def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def limit(most: int, raisable: int) -> Check:
+        monkeypatch.setattr(start.limits, "open_files", lambda: (most, raisable))
+        return start.open_files(4, 2)
+
+    assert limit(1024, 4096) == Check("open files", OK, "1024 for each process")
+    assert limit(1 << 60, 1 << 60).text == "no limit"
+    assert limit(256, 1 << 60) == Check("open files", WARNING, "256 for each process, 384 may be needed", ["ulimit -n 4096"])
+    assert limit(256, 300).fixes == ["a higher nofile in /etc/security/limits.conf, then a new login"]
+
+
+def test_a_process_that_may_open_few_files(tmp_path: Path) -> None:
+    command = 'ulimit -n 128; exec "$@"'
+    plan = ["-m", "training.plan", "train_dual_gpu_enhanced.sh", "--device=cpu", "--depth=1", "--dry_run"]
+    done = subprocess.run(
+        ["bash", "-c", command, "bash", sys.executable, *plan],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=clean_environment(),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "  warning  open files   128 for each process, 256 may be needed\n" in done.stdout
+    assert " try: ulimit -n 4096\n" in done.stdout or " try: a higher nofile " in done.stdout
+    assert "note: open files" not in done.stdout, "it stands in the report already"
+
+
+def test_memory_beside_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimate = memory.Estimate(GIB, 0, 2 * GIB, 0, 0, 0, 0, 0)
+    monkeypatch.setattr(start.limits, "available_memory", lambda: 8 * GIB)
+    monkeypatch.setattr(start.limits, "says_who", lambda: " (said)")
+    assert start.ram_beside_gpus(estimate, None, 2) == Check("host memory", OK, "8.0 GiB free, about 7.0 GiB needed beside the GPUs")
+    tight = start.ram_beside_gpus(estimate, None, 3)
+    assert (tight.status, tight.text) == (WARNING, "8.0 GiB free, about 9.0 GiB needed beside the GPUs (said)")
+
+
+def test_a_control_group_that_is_too_small_is_refused_before_the_kernel_kills_a_rank(
+    home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
+) -> None:
+    monkeypatch.setattr(limits, "memory", lambda: limits.Memory(6 * GIB, GIB))
+    with pytest.raises(UserError) as caught:
+        planner.make(ENHANCED, ["--device=cpu", "--activation_checkpointing=none"], {})
+    (problem,) = caught.value.problems
+    assert problem.what.startswith("2.5 GiB free for each of 2 ranks: this run needs ")
+    assert problem.what.endswith(" per rank (the control group of this shell or container allows 6.0 GiB)")
+    for command in problem.fixes:
+        shell.read(command)
+
+
 def test_the_report_is_a_line_a_check() -> None:
     records = [Check("GPUs", OK, "fine").record(), Check("run folder", ERROR, "no").record(), Check("port", WARNING, "hm").record()]
     assert preflight.table(records) == "  ok       GPUs        fine\n  error    run folder  no\n  warning  port        hm\n"
+
+
+def test_what_to_do_stands_below_a_line_and_once() -> None:
+    checks = [Check("a", WARNING, "hm", ["x", "y"]), Check("long", ERROR, "no", ["y", "z"]), Check("b", OK, "fine", ["never shown"])]
+    assert preflight.table([c.record() for c in checks]) == (
+        "  warning  a     hm\n"
+        "                 try: x\n"
+        "                 or:  y\n"
+        "  error    long  no\n"
+        "                 try: z\n"
+        "  ok       b     fine\n"
+    )
+    assert preflight.count(checks) == "3 checks: 1 ok, 1 warning, 1 error"
+    assert preflight.count([*checks, checks[0], checks[1]]) == "5 checks: 1 ok, 2 warnings, 2 errors"
+    assert [preflight.worst(checks[:n]) for n in range(4)] == [OK, WARNING, ERROR, ERROR]
 
 
 def test_the_report_as_a_program(tmp_path: Path) -> None:
@@ -109,3 +214,39 @@ def test_a_check_that_fails_is_a_problem_with_its_fixes() -> None:
     assert (problem.what, problem.fixes) == ("none", ["do this"])
     assert json.loads(json.dumps(Check("a", OK, "b").record())) == {"name": "a", "status": "ok", "text": "b", "fixes": []}
     assert clean_environment()["PYTHONPATH"]
+
+
+def test_more_ranks_than_cores_with_a_command_that_has_fewer(home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
+    monkeypatch.setattr(start.variables, "cpu_count", lambda: 2)
+    args = ["8", "--device=cpu", "--depth=1", "--total_batch_size=98304"]
+    (found,) = [c for c in planner.make(LAUNCH, args, {})[2] if c.name == "CPU"]
+    assert (found.status, found.text) == (WARNING, "8 ranks share 2 CPU cores: it works, slowly")
+    assert shell.read(found.fixes[0]).ranks == 2
+
+
+def test_nothing_that_fits_is_said_too() -> None:
+    request = ask("--device=cpu", "--depth=1")
+    estimate = memory.Estimate(GIB, 0, 0, 0, 0, 0, 0, 0)
+    found = start.host_memory(GIB, estimate, request, [])
+    assert found.fixes == ["a machine or container with 4.2 GiB free"]
+
+
+def test_all_checks_together_take_less_than_a_second_and_a_half(tmp_path: Path) -> None:
+    code = (
+        "import os, time; started = time.perf_counter();"
+        "from training import plan; from training.host import preflight;"
+        "request, made, checks = plan.make('train_dual_gpu_enhanced.sh', ['--device=cpu', '--depth=1', '--check'], os.environ);"
+        "print(time.perf_counter() - started, len(checks))"
+    )
+    done = python("-c", code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    seconds, checks = done.stdout.split()
+    assert int(checks) >= 10
+    assert float(seconds) < 1.5
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_normal_start_asks_neither_the_network_nor_every_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "only_in_check", lambda facts: pytest.fail("these are for --check"))
+    names = [c.name for c in planner.make(ENHANCED, ["--device=cpu", "--depth=1"], {})[2]]
+    assert names == ["host memory", "CPU", "open files", "run folder", "log folder"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from training.host import variables
-from training.host.variables import choose, useless
+from training.host.variables import FOUND, choose, useless
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,8 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 def names(
     environ: dict[str, str] | None = None, *, device: str = "cpu", ranks: int = 2, local: int = 2, debug: bool = False
 ) -> dict[str, str]:
-    return {v.name: v.value for v in choose(environ or {}, device=device, ranks=ranks, local_ranks=local, debug=debug)}
+    found = choose(environ or {}, device=device, ranks=ranks, local_ranks=local, debug=debug)
+    return {v.name: v.value for v in found if v.origin != FOUND}
 
 
 def test_one_process_on_the_cpu() -> None:
@@ -85,7 +86,39 @@ def test_warnings_about_what_the_user_set_in_vain() -> None:
     found = useless({"NCCL_TIMEOUT": "1800", "NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_NCCL_TRACE_BUFFER_SIZE": "9"})
     assert len(found) == 3
     assert found[0].startswith("NCCL_TIMEOUT=1800 has no effect: it does not exist")
-    assert "--hang_timeout" in found[0]
+    assert found[0].endswith("instead: --hang_timeout=1800")
+
+
+def test_a_typing_error_is_warned_about_and_a_name_of_another_library_is_not() -> None:
+    found = useless({"NCCL_SOCKET_IFNAM": "eth0", "NCCL_FASTPLUGIN_X": "1", "CUDA_VISIBLE_DEVICE": "0"})
+    assert found == ["NCCL_SOCKET_IFNAM=eth0 is not a variable NCCL knows, did you mean NCCL_SOCKET_IFNAME?"]
+
+
+def test_what_else_matters_is_shown_with_its_effect_and_keys_are_not() -> None:
+    environ = {
+        "WANDB_API_KEY": "k" * 40,
+        "NCCL_DEBUG": "WARN",
+        "CUDA_VISIBLE_DEVICES": "1,0",
+        "PATH": "/bin",
+        "WANDB_NOTES": "",
+        "NCCL_ZZZ": "1",
+    }
+    found = {v.name: v for v in choose(environ, device="cuda", ranks=1, local_ranks=1, debug=False) if v.origin == FOUND}
+    assert list(found) == ["NCCL_DEBUG", "CUDA_VISIBLE_DEVICES", "WANDB_API_KEY", "NCCL_ZZZ"]
+    assert found["WANDB_API_KEY"].value == "set, not shown"
+    assert found["CUDA_VISIBLE_DEVICES"].line() == (
+        "CUDA_VISIBLE_DEVICES=1,0   from the environment: the GPUs that this run sees, by number or UUID; they count from 0 again inside"
+    )
+    assert found["NCCL_ZZZ"].why == "is not a variable NCCL knows"
+
+
+def test_a_line_for_people() -> None:
+    ours = {v.name: v.line() for v in choose({"OMP_NUM_THREADS": "3"}, device="cpu", ranks=2, local_ranks=2, debug=False)}
+    assert ours["OMP_NUM_THREADS"] == "OMP_NUM_THREADS=3   kept: your own value stays (threads for CPU work in each rank)"
+    assert ours["GLOO_SOCKET_IFNAME"].startswith("GLOO_SOCKET_IFNAME=lo   set here: one machine: no name look-up")
+    long = variables.Variable("LD_LIBRARY_PATH", "/x" * 99 + "\n\x1b[2J", "folders", FOUND).line()
+    assert long == f"LD_LIBRARY_PATH={'/x' * 49}/…   from the environment: folders"
+    assert "\n" not in variables.Variable("TMPDIR", "a\nb", "x", FOUND).line()
 
 
 def test_cuda_is_found_beside_its_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

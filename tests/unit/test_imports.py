@@ -13,6 +13,7 @@ MODULES = [
     "training.monitor.__main__",
     "training.config.help",
     "training.host.preflight",
+    "training.communication.__main__",
     "training.rank",
 ]
 

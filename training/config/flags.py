@@ -12,10 +12,13 @@ from training.errors import Problem
 ACTIONS = {
     "config": "the config file (or simply its path)",
     "dry_run": "show the whole plan, launch nothing",
-    "check": "the same, and measure the memory of a step by fake tensors (some seconds)",
+    "explain": "the same; every environment variable that matters, where its value is from and what it does",
+    "check": "the same, with every check of the machine, and measure the memory of a step by fake tensors (some seconds)",
+    "json": "with --check: one JSON object on standard output",
     "script": "launch_train.sh N --script main.py -- ARGS: a script of your own instead of our training",
     "help": "this text",
 }
+SWITCHES = ("dry_run", "explain", "check", "json", "help")
 WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -62,7 +65,7 @@ def parse(argv: list[str]) -> CommandLine:
             if not equals and rest and not rest[0].startswith("--") and "." not in rest[0]:
                 rest.pop(0)  # its value, which is no config path
             continue
-        is_switch = name in ("dry_run", "check", "help") or (name in FIELDS and kind(name) == "bool")
+        is_switch = name in SWITCHES or (name in FIELDS and kind(name) == "bool")
         if not equals:
             if is_switch:
                 # Not 0 and 1: in `./launch_train.sh --dry_run 1 CONFIG` that is the number of processes.
@@ -78,4 +81,6 @@ def parse(argv: list[str]) -> CommandLine:
         if name in line.flags and line.flags[name][0] != text:
             line.problems.append(Problem(f"--{typed} is given twice, as {line.flags[name][0]!r} and {text!r}", "once"))
         line.flags[name] = (text, f"--{typed}")
+    if line.on("json") and not line.on("check"):
+        line.problems.append(Problem("--json says how --check answers, and there is no --check", "", ["--check --json"]))
     return line

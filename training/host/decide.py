@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from training.config.schema import Config
+from training.host import limits
 from training.host.gpus import Machine
 from training.host.torch_build import TorchBuild
 from training.launch.place import RANK, Place
@@ -71,7 +70,7 @@ def compiled(config: Config, on: str) -> Choice:
 def budget(on: str, ranks: int, machine: Machine) -> int | None:
     """Free bytes for one rank: of the fullest GPU, or its share of the host memory; None when unknown."""
     if on == "cpu":
-        return int(psutil.virtual_memory().available // ranks)
+        return limits.available_memory() // ranks
     free = [g.free_bytes for g in machine.gpus[:ranks] if g.free_bytes is not None]
     return min(free) if free else None
 

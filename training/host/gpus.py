@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+DEFAULT, EXCLUSIVE, PROHIBITED = "default", "exclusive process", "prohibited"
+COMPUTE_MODES = {0: DEFAULT, 1: EXCLUSIVE, 2: PROHIBITED, 3: EXCLUSIVE}
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Gpu:
     power_w: float | None
     capability: tuple[int, int] | None = None
     processes: tuple[GpuProcess, ...] = ()
+    compute_mode: str | None = None  # one of COMPUTE_MODES
+    mig: bool | None = None  # split into instances
 
     def record(self) -> dict[str, Any]:
         return asdict(self)
@@ -64,10 +68,10 @@ def look(environ: Mapping[str, str] = os.environ) -> Machine:
     except pynvml.NVMLError as error:
         return Machine((), f"the NVIDIA driver does not answer: {error}")
     try:
-        driver = _ask(pynvml.nvmlSystemGetDriverVersion)
-        version = _ask(pynvml.nvmlSystemGetCudaDriverVersion_v2)
+        driver = ask(pynvml.nvmlSystemGetDriverVersion)
+        version = ask(pynvml.nvmlSystemGetCudaDriverVersion_v2)
         cuda = f"{version // 1000}.{version % 1000 // 10}" if version else None
-        count = _ask(pynvml.nvmlDeviceGetCount) or 0
+        count = ask(pynvml.nvmlDeviceGetCount) or 0
         every = [gpu for gpu in (_read(pynvml, index) for index in range(count)) if gpu]
     finally:
         pynvml.nvmlShutdown()
@@ -88,34 +92,38 @@ def visible(every: list[Gpu], selection: str | None) -> tuple[list[Gpu], str]:
     return chosen, f"{len(chosen)} of {len(every)} by CUDA_VISIBLE_DEVICES={selection!r}"
 
 
-def _ask(query: Callable[..., T], *args: Any) -> T | None:
+def ask(query: Callable[..., T], *args: Any) -> T | None:
+    """What the driver answers, None when it does not (an old driver, MIG, many workstation cards)."""
     import pynvml
 
     try:
         return query(*args)
     except pynvml.NVMLError:
-        return None  # NotSupported is normal
+        return None
 
 
 def _read(pynvml: Any, index: int) -> Gpu | None:
-    handle = _ask(pynvml.nvmlDeviceGetHandleByIndex, index)
+    handle = ask(pynvml.nvmlDeviceGetHandleByIndex, index)
     if handle is None:
         return None
-    memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
-    load = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
-    power = _ask(pynvml.nvmlDeviceGetPowerUsage, handle)
-    running = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+    memory = ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    load = ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    power = ask(pynvml.nvmlDeviceGetPowerUsage, handle)
+    running = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+    mode, mig = ask(pynvml.nvmlDeviceGetComputeMode, handle), ask(pynvml.nvmlDeviceGetMigMode, handle)
     return Gpu(
         index=index,
-        uuid=_ask(pynvml.nvmlDeviceGetUUID, handle) or "-",
-        name=_ask(pynvml.nvmlDeviceGetName, handle) or "-",
+        uuid=ask(pynvml.nvmlDeviceGetUUID, handle) or "-",
+        name=ask(pynvml.nvmlDeviceGetName, handle) or "-",
         total_bytes=memory.total if memory else None,
         free_bytes=memory.free if memory else None,
         use_percent=load.gpu if load else None,
-        temperature_c=_ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+        temperature_c=ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
         power_w=power / 1000 if power is not None else None,
-        capability=_ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle),
+        capability=ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle),
         processes=tuple(_process(p.pid, p.usedGpuMemory) for p in running),
+        compute_mode=None if mode is None else COMPUTE_MODES.get(mode),
+        mig=None if mig is None else bool(mig[0]),
     )
 
 

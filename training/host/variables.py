@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# Variables that people set and that do nothing in torch ≥ 2.9, with what does (read off torch's sources).
-WITHOUT_EFFECT = {
-    "NCCL_TIMEOUT": "does not exist: the time limit of collectives is an argument of init_process_group (here --hang_timeout)",
-    "NCCL_ASYNC_ERROR_HANDLING": "is the old name of TORCH_NCCL_ASYNC_ERROR_HANDLING, which is on by default",
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": "is the old name of TORCH_FR_BUFFER_SIZE, which is 2000 by default",
-}
+from training.host import catalogue, limits, network, redact
+from training.host.gpus import one_line
+
+FOUND = "from the environment"
+SHOWN = 100  # characters of a value
 
 
 @dataclass(frozen=True)
@@ -20,30 +20,43 @@ class Variable:
     name: str
     value: str
     why: str
-    origin: str  # "set here", or "kept" when the user's own value stays
+    origin: str  # "set here", "kept" when the user's own value stays, FOUND when we would not have set it
 
     def record(self) -> dict[str, Any]:
         return asdict(self)
 
+    def line(self) -> str:
+        """For people: value, origin, and what the variable does in a few words."""
+        value = one_line(self.value if len(self.value) <= SHOWN else f"{self.value[: SHOWN - 1]}…")
+        does = "" if self.origin == FOUND else explain(self.name, self.value, "cuda")
+        return f"{self.name}={value}   {self.origin}: {self.why}" + (f" ({does})" if does else "")
+
 
 def cpu_count() -> int:
-    """Cores this process may use (taskset, cgroup cpusets)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores this process may use (taskset, cpusets, and a share of time as containers get it)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = limits.cpu_quota()
+    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
-def choose(environ: Mapping[str, str], *, device: str, ranks: int, local_ranks: int, debug: bool) -> list[Variable]:
-    """The variables of the ranks; `local_ranks` of `ranks` are on this machine."""
-    alone = local_ranks == ranks
+def choose(
+    environ: Mapping[str, str], *, device: str, ranks: int, local_ranks: int, debug: bool, meeting: str = "", libuv: str = "auto"
+) -> list[Variable]:
+    """The variables of the ranks, and what else in the environment matters to them; `local_ranks` of `ranks` are on this machine,
+    `meeting` is the address where those of several machines meet."""
+    interface = _interface(ranks == local_ranks, meeting) if ranks > 1 else None
     wanted: list[tuple[str, str, str]] = [("PYTHONUNBUFFERED", "1", "a rank's last words reach its log")]
     if ranks > 1:
         threads = max(1, cpu_count() // local_ranks)
         wanted.append(("OMP_NUM_THREADS", str(threads), f"{cpu_count()} cores shared by {local_ranks} ranks"))
-    if ranks > 1 and alone:
-        wanted.append(("GLOO_SOCKET_IFNAME", "lo", "one machine: no name look-up, nothing listens outside"))
+    if interface:
+        wanted.append(("GLOO_SOCKET_IFNAME", *interface))
+    if libuv != "auto":
+        wanted.append(("USE_LIBUV", libuv, f"--libuv={libuv}"))
     if device == "cuda":
         wanted.append(("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "the same numbering as nvidia-smi"))
-        if ranks > 1 and alone:
-            wanted.append(("NCCL_SOCKET_IFNAME", "lo", "one machine: no name look-up, nothing listens outside"))
+        if interface:
+            wanted.append(("NCCL_SOCKET_IFNAME", *interface))
         if "PYTORCH_CUDA_ALLOC_CONF" not in environ:  # the older name wins where both are set
             wanted.append(("PYTORCH_ALLOC_CONF", "expandable_segments:True", "less fragmentation, fewer out-of-memory errors"))
         home = environ.get("CUDA_HOME") or _cuda_home()
@@ -55,15 +68,38 @@ def choose(environ: Mapping[str, str], *, device: str, ranks: int, local_ranks: 
         wanted.append(("TORCH_CPP_LOG_LEVEL", "INFO", "--debug: torch.distributed tells what it does"))
         if device == "cuda":
             wanted.append(("NCCL_DEBUG", "INFO", "--debug: NCCL tells what it does"))
-    return [
+    ours = [
         Variable(name, environ[name], "your own value stays", "kept") if environ.get(name) else Variable(name, value, why, "set here")
         for name, value, why in wanted
     ]
+    decided = {v.name for v in ours}
+    found = [name for name in catalogue.relevant(environ) if environ[name] and name not in decided]
+    return ours + [Variable(n, redact.shown(n, environ[n]), explain(n, environ[n], device), FOUND) for n in found]
+
+
+def _interface(alone: bool, meeting: str) -> tuple[str, str] | None:
+    """(network interface of the ranks, why)."""
+    if alone:
+        return "lo", "one machine: no name look-up, nothing listens outside"
+    found = network.interface_towards(meeting) if meeting else None
+    return (found[0], f"the interface that reaches {meeting}, with the address {found[1]}") if found else None
+
+
+def explain(name: str, value: str, device: str) -> str:
+    """What a variable does in this run; '' when nobody can know."""
+    entry = catalogue.known().get(name)
+    return entry.explain(value, device) if entry else catalogue.unknown(name)
 
 
 def useless(environ: Mapping[str, str]) -> list[str]:
-    """Warnings about variables that the user set and that do nothing."""
-    return [f"{name}={environ[name]} has no effect: it {why}" for name, why in WITHOUT_EFFECT.items() if name in environ]
+    """Warnings about variables that the user set and that do nothing. An unknown name is one when it looks like a known one:
+    libraries beside NCCL use its prefix too."""
+    out = []
+    for name in catalogue.relevant(environ):
+        entry = catalogue.known().get(name)
+        if entry.wrong if entry else catalogue.meant(name):
+            out.append(f"{name}={redact.shown(name, environ[name])} {explain(name, environ[name], '')}")
+    return out
 
 
 def _cuda_home() -> str | None:

@@ -1,4 +1,4 @@
-"""Checks of this machine before anything starts. An error means that the run would fail; a warning, that it may."""
+"""Checks before every start: they take no time worth speaking of, and what they find would end the run, or soon slow it down."""
 
 from __future__ import annotations
 
@@ -7,45 +7,30 @@ import re
 import shlex
 import shutil
 import socket
-import sys
 import tempfile
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from training import rundir
-from training.errors import Problem
-from training.host import memory, ports
-from training.host.gpus import Gpu, Machine
+from training.host import limits, memory, ports, variables
+from training.host.gpus import EXCLUSIVE, PROHIBITED, Gpu, Machine
+from training.host.preflight.report import ERROR, OK, WARNING, Check
 from training.host.torch_build import TorchBuild
 from training.request import Launch
 
 RECOMMENDED_GPU_BYTES = 20 * 10**9  # what the original configs were made for
-OK, WARNING, ERROR = "ok", "warning", "error"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of the resource report."""
-
-    name: str
-    status: str
-    text: str
-    fixes: list[str] = field(default_factory=list)
-
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def problem(self) -> Problem:
-        return Problem(self.text, "", self.fixes)
+WORKER_SHM_BYTES = 64 << 20
+NCCL_SHM_BYTES = 256 << 20  # where GPUs can not copy directly; containers get 64 MiB by default
+RANK_FILES, WORKER_FILES = 256, 32
+RANK_RAM_BYTES = 2 << 30  # torch with CUDA, an estimate
 
 
 def gpus(machine: Machine, estimate: memory.Estimate, request: Launch, smaller: list[str]) -> Iterable[Check]:
     """Enough GPUs, each with room for the estimate, and who is on them; `smaller`: commands for runs that fit."""
     have, ranks = len(machine.gpus), request.gpu_ranks
     if have < ranks:
-        fixes = [request.command_with(have)] if have else []
+        parts = ["name whole GPUs in CUDA_VISIBLE_DEVICES: parts of one (MIG) are not counted"] if "MIG-" in machine.reason else []
+        fixes = [*parts, *([request.command_with(have)] if have else [])]
         fixes += [request.command(device="cpu"), "./train_dual_gpu.sh configs/dual_gpu/quickstart.py   # two ranks on any machine"]
         yield Check("GPUs", ERROR, f"{ranks} GPUs are needed, {have} visible: {machine.reason}", fixes)
         return
@@ -57,25 +42,29 @@ def gpus(machine: Machine, estimate: memory.Estimate, request: Launch, smaller: 
 def _gpu(gpu: Gpu, estimate: memory.Estimate, smaller: list[str]) -> Iterable[Check]:
     name = f"GPU {gpu.index}"
     shown = f"{gpu.name}, {memory.gib(gpu.free_bytes)} free of {memory.gib(gpu.total_bytes)}"
-    strangers = [
-        f"pid {p.pid} ({p.user}, {memory.gib(p.used_bytes)}): {p.command}"
-        for p in gpu.processes
-        if p.pid not in (os.getpid(), os.getppid())
-    ]
-    occupied = "; occupied by " + ", ".join(strangers) if strangers else ""
-    if gpu.free_bytes is None:
-        yield Check(name, WARNING, f"{shown}: the driver does not tell the free memory{occupied}")
+    strangers = [p for p in gpu.processes if p.pid not in (os.getpid(), os.getppid())]
+    said = [f"pid {p.pid} ({p.user}, {memory.gib(p.used_bytes)}): {p.command}" for p in strangers]
+    occupied = "; occupied by " + ", ".join(said) if strangers else ""
+    kill = [f"kill {p.pid}   # if it is yours: {p.command[:40]}" for p in strangers]
+    if gpu.compute_mode == PROHIBITED or (gpu.compute_mode == EXCLUSIVE and strangers):
+        why = "no program may use it" if gpu.compute_mode == PROHIBITED else f"one process at a time may use it{occupied}"
+        fixes = [*(kill if strangers else []), f"sudo nvidia-smi -i {gpu.index} -c DEFAULT"]
+        yield Check(name, ERROR, f"{shown}: its compute mode is '{gpu.compute_mode}', {why}", fixes)
+    elif gpu.free_bytes is None:
+        yield Check(name, WARNING, f"{shown}: the driver does not tell the free memory{occupied}", kill)
     elif gpu.free_bytes < estimate.needed:
-        fixes = [*smaller, *(f"kill {p.pid}   # if it is yours: {p.command[:40]}" for p in gpu.processes)]
-        fixes = fixes or [f"a GPU with {memory.gib(estimate.needed)} free"]
+        fixes = [*smaller, *kill] or [f"a GPU with {memory.gib(estimate.needed)} free"]
         yield Check(name, ERROR, f"{shown}: this run needs {memory.gib(estimate.needed)}{occupied}", fixes)
     elif gpu.free_bytes < estimate.tight:
-        yield Check(name, WARNING, f"{shown}: tight, the run may need {memory.gib(estimate.tight)}{occupied}")
+        yield Check(name, WARNING, f"{shown}: tight, the run may need {memory.gib(estimate.tight)}{occupied}", kill)
     elif strangers:
-        yield Check(name, WARNING, f"{shown}{occupied}")
+        yield Check(name, WARNING, f"{shown}{occupied}", kill)
     else:
         small = gpu.total_bytes is not None and gpu.total_bytes < RECOMMENDED_GPU_BYTES
         yield Check(name, OK, shown + ("; 20 GB or more are recommended for the dual-GPU configs" if small else ""))
+    if gpu.mig:
+        text = "it is split (MIG): a rank gets one part of it and its memory, not what is shown here; parts can not copy to each other"
+        yield Check(f"{name} parts", WARNING, text, [f"sudo nvidia-smi -i {gpu.index} -mig 0"])
 
 
 def torch_fits(machine: Machine, torch: TorchBuild | None, request: Launch) -> Iterable[Check]:
@@ -126,13 +115,14 @@ def not_running(run: rundir.RunDir) -> list[Check]:
 
 def host_memory(room: int | None, estimate: memory.Estimate, request: Launch, smaller: list[str]) -> Check:
     """Training on the CPU: the ranks live in host memory."""
-    ranks = request.local_ranks
+    ranks, limit = request.local_ranks, limits.says_who()
     shown = f"{memory.gib(room)} free for each of {ranks} ranks" if ranks > 1 else f"{memory.gib(room)} free"
     if room is not None and room < estimate.needed:
-        return Check("host memory", ERROR, f"{shown}: this run needs {memory.gib(estimate.needed)} per rank", smaller)
+        fixes = smaller or [f"a machine or container with {memory.gib(ranks * estimate.needed)} free"]
+        return Check("host memory", ERROR, f"{shown}: this run needs {memory.gib(estimate.needed)} per rank{limit}", fixes)
     if room is not None and room < estimate.tight:
-        return Check("host memory", WARNING, f"{shown}: tight, this run may need {memory.gib(estimate.tight)} per rank")
-    return Check("host memory", OK, f"{shown}, {memory.gib(estimate.needed)} needed")
+        return Check("host memory", WARNING, f"{shown}: tight, this run may need {memory.gib(estimate.tight)} per rank{limit}")
+    return Check("host memory", OK, f"{shown}, {memory.gib(estimate.needed)} needed{limit}")
 
 
 def folder(name: str, path: Path, flag: str, needed: int, origin: str) -> Check:
@@ -157,14 +147,53 @@ def folder(name: str, path: Path, flag: str, needed: int, origin: str) -> Check:
     return Check(f"{name} folder", OK, f"{path}: {memory.gib(free)} free")
 
 
-def shared_memory(num_workers: int, ranks: int) -> Check | None:
-    """Data-loader workers hand batches over through /dev/shm."""
-    if not num_workers or not os.path.isdir("/dev/shm"):
+def shared_memory(num_workers: int, ranks: int, nccl: bool = False) -> Check | None:
+    """Data-loader workers hand batches over through /dev/shm; so does NCCL where GPUs can not copy to each other."""
+    workers = num_workers * ranks
+    nccl = nccl and ranks > 1
+    if not (workers or nccl) or not os.path.isdir("/dev/shm"):
         return None
-    free, needed = shutil.disk_usage("/dev/shm").free, num_workers * ranks * (64 << 20)
+    free, needed = shutil.disk_usage("/dev/shm").free, max(workers * WORKER_SHM_BYTES, NCCL_SHM_BYTES if nccl else 0)
     if free < needed:
-        return Check("/dev/shm", WARNING, f"{memory.gib(free)} free for {num_workers * ranks} workers", ["--num_workers=0"])
+        whom = " and ".join(filter(None, (f"{workers} workers" if workers else "", f"NCCL between {ranks} ranks" if nccl else "")))
+        fixes = ["docker run --shm-size=8g …   # in a container", "sudo mount -o remount,size=8g /dev/shm"]
+        return Check("/dev/shm", WARNING, f"{memory.gib(free)} free for {whom}", (["--num_workers=0"] if workers else []) + fixes)
     return Check("/dev/shm", OK, f"{memory.gib(free)} free")
+
+
+def cpu(num_workers: int, ranks: int, command_with: Callable[[int], str]) -> Check:
+    """A core for each rank, and for its workers; `command_with`: the user's command for so many ranks."""
+    cores, workers = variables.cpu_count(), num_workers * ranks
+    machine = os.cpu_count() or cores
+    shown = f"{cores}{f' of {machine}' if machine != cores else ''} core{'s' if cores != 1 else ''}"
+    whom = f"{ranks} rank{'s' if ranks != 1 else ''}" + (f" and {workers} workers" if workers else "")
+    if ranks > cores:
+        text = f"{ranks} ranks share {cores} CPU core{'s' if cores != 1 else ''}: it works, slowly"
+        return Check("CPU", WARNING, text, [command_with(cores)])
+    if workers > cores:
+        return Check("CPU", WARNING, f"{shown} for {whom}: more workers than cores", [f"--num_workers={max(0, cores // ranks - 1)}"])
+    return Check("CPU", OK, f"{shown} for {whom}")
+
+
+def open_files(num_workers: int, ranks: int) -> Check:
+    """A rank with torch, data and trackers has some hundred files open; the supervisor has some for each rank."""
+    most, raisable = limits.open_files()
+    needed = max(RANK_FILES + WORKER_FILES * num_workers, 64 + 8 * ranks)
+    if most >= needed:
+        return Check("open files", OK, "no limit" if most >= limits.UNLIMITED else f"{most} for each process")
+    fix = f"ulimit -n {min(4096, raisable)}" if raisable >= needed else "a higher nofile in /etc/security/limits.conf, then a new login"
+    return Check("open files", WARNING, f"{most} for each process, {needed} may be needed", [fix])
+
+
+def ram_beside_gpus(estimate: memory.Estimate, load: memory.Load | None, ranks: int) -> Check:
+    """Training on GPUs: the host holds torch itself, and rank 0's copy of a checkpoint while it is written."""
+    free = limits.available_memory()
+    copy = estimate.parameters + estimate.optimizer + (load.elsewhere if load else 0)
+    needed = ranks * RANK_RAM_BYTES + copy
+    if free < needed:
+        text = f"{memory.gib(free)} free, about {memory.gib(needed)} needed beside the GPUs{limits.says_who()}"
+        return Check("host memory", WARNING, text, ["close other programs", "a machine or container with more memory"])
+    return Check("host memory", OK, f"{memory.gib(free)} free, about {memory.gib(needed)} needed beside the GPUs")
 
 
 def port(wanted: int) -> tuple[int, Check | None]:
@@ -176,27 +205,3 @@ def port(wanted: int) -> tuple[int, Check | None]:
         text = f"port {wanted} (--master_port) is taken by {owner}; so are the next {ports.TRIES - 1}"
         return wanted, Check("port", ERROR, text, ["leave --master_port out: a free port is chosen"])
     return other, Check("port", WARNING, f"port {wanted} (--master_port) is taken by {owner}; using {other}")
-
-
-MARKS = {OK: "ok     ", WARNING: "warning", ERROR: "error  "}
-
-
-def table(records: list[dict[str, Any]]) -> str:
-    """The resource report, a line a check."""
-    width = max(len(r["name"]) for r in records)
-    return "".join(f"  {MARKS[r['status']]}  {r['name']:<{width}}  {r['text']}\n" for r in records)
-
-
-def main() -> int:
-    """`python lib/run_module.py training.host.preflight RUN_DIR`: print the report that the plan made."""
-    from training import console
-
-    if log := os.environ.get(console.LOG_VARIABLE):
-        console.open_log(log)
-    found = rundir.read_json(rundir.RunDir(sys.argv[1]).preflight) or {"checks": []}
-    console.info("resource check\n" + table(found["checks"]).rstrip("\n"))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Data that can be read and data that can not, and what will happen with W&B."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from training.config.schema import Config
+from training.host.preflight import inputs
+from training.host.preflight.inputs import data, wandb
+from training.host.preflight.report import ERROR, OK, WARNING
+
+KEY = "0123456789abcdef0123456789abcdef01234567"
+
+
+def made(folder: Path, **files: bytes) -> list[Path]:
+    for name, content in files.items():
+        (folder / name.replace("_", ".")).write_bytes(content)
+    return sorted(folder.iterdir())
+
+
+def test_files_that_begin_as_their_names_say(tmp_path: Path) -> None:
+    skippable = b"\x50\x2a\x4d\x18\x00\x00\x00\x00"
+    files = made(
+        tmp_path,
+        a_txt=b"x",
+        b_txt=b"",
+        c_jsonl_gz=gzip.compress(b"{}"),
+        d_parquet=b"PAR1x",
+        e_txt_zst=b"\x28\xb5\x2f\xfdx",
+        f_txt_zst=skippable,
+    )
+    found = data(files, "texts/")
+    assert (found.status, found.text) == (OK, "6 files, all readable")
+    assert data(files[:1], "texts/").text == "1 file, all readable"
+
+
+def test_all_files_that_can_not_be_read_are_told(tmp_path: Path) -> None:
+    files = made(tmp_path, a_txt=b"x", b_txt_gz=b"not compressed", c_parquet=b"", d_txt_zst=b"x", e_parquet=b"x")
+    (tmp_path / "z.txt").mkdir()
+    found = data([*files, tmp_path / "z.txt", tmp_path / "gone.txt"], "texts/")
+    assert found.status == ERROR
+    assert found.text == (
+        f"6 of 7 files can not be read: {tmp_path}/b.txt.gz: not a .gz file; {tmp_path}/c.parquet: empty; "
+        f"{tmp_path}/d.txt.zst: not a .zst file; and 3 more"
+    )
+    assert found.fixes == ["write them again, or take them out of texts/"]
+
+
+def test_a_file_that_opens_but_can_not_be_read(tmp_path: Path) -> None:
+    (tmp_path / "memory.txt").symlink_to("/proc/self/mem")  # its first page is nobody's
+    found = data([tmp_path / "memory.txt"], "memory.txt")
+    assert (found.status, found.fixes) == (ERROR, ["write it again, or take it out of memory.txt"])
+    assert found.text == f"1 of 1 file can not be read: {tmp_path}/memory.txt: Input/output error"
+
+
+def test_too_many_files_for_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = made(tmp_path, a_txt=b"x", b_txt=b"x", c_txt=b"x")
+    times = iter([0.0, 0.1, 0.5])
+    monkeypatch.setattr(inputs.time, "monotonic", lambda: next(times))
+    found = data(files, "texts/")
+    assert (found.status, found.text) == (OK, "the first 2 of 3 files are readable (stopped after 0.4 s)")
+
+
+def test_a_name_that_would_act_on_the_terminal(tmp_path: Path) -> None:
+    assert "\n" not in data([tmp_path / "a\n\x1b[2J.txt"], "x").text
+
+
+@pytest.fixture
+def no_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home without a login, and a W&B that is installed."""
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    return tmp_path
+
+
+def state(**fields: object) -> tuple[str, str, list[str]]:
+    found = wandb(Config(**fields))  # type: ignore[arg-type]
+    return found.status, found.text, found.fixes
+
+
+def test_wandb_without_a_login(no_login: Path) -> None:
+    assert state() == (OK, "not used: no login; `wandb login` or --wandb_mode=offline turns it on", [])
+    assert state(use_dummy_wandb=True) == (OK, "not used: dummy", [])
+    assert state(wandb_mode="disabled") == (OK, "not used: as asked", [])
+    assert state(wandb_mode="offline")[:2] == (OK, "offline (as asked), project duet: files in the run directory, `wandb sync` sends them")
+    text = "online (as asked), but there is no login: it goes on offline"
+    assert state(wandb_mode="online") == (WARNING, text, ["wandb login", "--wandb_mode=offline"])
+
+
+def test_wandb_with_a_login_never_shows_it(no_login: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (no_login / ".netrc").write_text(f"machine api.wandb.ai login user password {KEY}\n")
+    (no_login / ".netrc").chmod(0o600)
+    assert state() == (OK, "online, project duet, login in ~/.netrc", [])
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    assert state(wandb_mode="online", wandb_project="mine") == (OK, "online, project mine, login by WANDB_API_KEY", [])
+    assert KEY not in json.dumps(wandb(Config()).record())
+
+
+def test_wandb_that_is_not_installed(no_login: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert state()[0] == OK, "nobody asked for it"
+    assert state(wandb_mode="offline") == (
+        WARNING,
+        "offline (as asked), but wandb is not installed: it stays off",
+        ["--wandb_mode=disabled"],
+    )

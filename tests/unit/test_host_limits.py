@@ -1,0 +1,113 @@
+"""Limits of control groups, version 1 and 2, nested, and where there are none; open files."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from training.host import limits, variables
+
+GIB = 1 << 30
+Groups = Callable[..., None]
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
+    """groups('0::/a/b', {'a/cpu.max': 'max 100000'}): this process is in that group, and the files of all groups are these."""
+
+    def make(own: str, files: dict[str, str]) -> None:
+        for name, text in files.items():
+            file = tmp_path / "cgroup" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text + "\n")
+        (tmp_path / "own").write_text(own + "\n")
+        monkeypatch.setattr(limits, "ROOT", tmp_path / "cgroup")
+        monkeypatch.setattr(limits, "OWN", tmp_path / "own")
+
+    return make
+
+
+def test_no_limit_anywhere(groups: Groups) -> None:
+    groups("0::/user.slice", {"user.slice/cpu.max": "max 100000", "user.slice/memory.max": "max", "user.slice/memory.current": "5"})
+    assert (limits.cpu_quota(), limits.memory()) == (None, None)
+    groups("4:memory:/\n1:cpu,cpuacct:/", {"memory/memory.limit_in_bytes": "9223372036854771712", "memory/memory.usage_in_bytes": "7"})
+    assert (limits.cpu_quota(), limits.memory()) == (None, None)
+
+
+def test_a_system_without_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "OWN", tmp_path / "not there")
+    assert (limits.cpu_quota(), limits.memory()) == (None, None)
+
+
+def test_version_2_the_tightest_of_the_groups_above_counts(groups: Groups) -> None:
+    groups(
+        "0::/machine/job/step",
+        {
+            "machine/cpu.max": "150000 100000",
+            "machine/job/cpu.max": "400000 100000",
+            "machine/job/step/cpu.max": "max 100000",
+            "machine/memory.max": str(64 * GIB),
+            "machine/memory.current": str(10 * GIB),
+            "machine/job/memory.max": str(16 * GIB),
+            "machine/job/memory.current": str(6 * GIB),
+            "machine/job/memory.stat": f"anon 1\ninactive_file {2 * GIB}\nactive_file 9",
+        },
+    )
+    assert limits.cpu_quota() == 1.5
+    # Files that were read some time ago are counted by the kernel, but given back at once.
+    assert limits.memory() == limits.Memory(16 * GIB, 4 * GIB)
+
+
+def test_version_1(groups: Groups) -> None:
+    groups(
+        "9:name=systemd:/\n4:memory:/box\n1:cpu,cpuacct:/box\n0::/",
+        {
+            "cpu/box/cpu.cfs_quota_us": "50000",
+            "cpu/box/cpu.cfs_period_us": "100000",
+            "cpu/cpu.cfs_quota_us": "-1",
+            "cpu/cpu.cfs_period_us": "100000",
+            "memory/box/memory.limit_in_bytes": str(2 * GIB),
+            "memory/box/memory.usage_in_bytes": str(GIB),
+            "memory/box/memory.stat": "total_inactive_file 0\ninactive_file 77",
+        },
+    )
+    assert (limits.cpu_quota(), limits.memory()) == (0.5, limits.Memory(2 * GIB, GIB))
+
+
+@pytest.mark.parametrize("path", ["/docker/4711", "/../.."])
+def test_a_container_that_sees_its_host_s_path(path: str, groups: Groups) -> None:
+    groups(f"0::{path}", {"cpu.max": "200000 100000", "memory.max": str(GIB), "memory.current": "0"})
+    assert (limits.cpu_quota(), limits.memory()) == (2.0, limits.Memory(GIB, 0))
+
+
+def test_more_used_than_allowed_is_no_room(groups: Groups) -> None:
+    groups("0::/", {"memory.max": "100", "memory.current": "150"})
+    found = limits.memory()
+    assert found is not None
+    assert found.room == 0
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("50000 100000", 1), ("150000 100000", 2), ("6400000 100000", 8), ("max 100000", 8)])
+def test_cores_are_not_more_than_the_time_that_is_given(quota: str, cores: int, groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups("0::/", {"cpu.max": quota})
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    assert variables.cpu_count() == cores
+
+
+def test_what_is_there_is_the_lesser_and_who_says_so(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", type("Memory", (), {"available": 8 * GIB}))
+    groups("0::/", {"memory.max": str(4 * GIB), "memory.current": str(GIB)})
+    assert limits.available_memory() == 3 * GIB
+    assert limits.says_who() == " (the control group of this shell or container allows 4.0 GiB)"
+    groups("0::/", {"memory.max": str(64 * GIB), "memory.current": str(GIB)})
+    assert (limits.available_memory(), limits.says_who()) == (8 * GIB, "")
+
+
+def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert limits.open_files()[0] >= 1
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, resource.RLIM_INFINITY))
+    assert limits.open_files() == (1024, limits.UNLIMITED)

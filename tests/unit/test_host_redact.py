@@ -1,0 +1,91 @@
+"""What must not be shown: keys by their name and by their look, and in a text for strangers people, machines and home folders."""
+
+from __future__ import annotations
+
+import pytest
+
+from training.host import redact
+
+KEY = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("WANDB_API_KEY", "x"),
+        ("HF_TOKEN", "x"),
+        ("MY_SECRET", "x"),
+        ("DB_PASSWORD", "x"),
+        ("WANDB_IDENTITY_TOKEN_FILE", "/run/token"),
+        ("WANDB_NOTES", KEY),
+        ("WANDB_NOTES", "wandb_v1_" + "Ab3" * 20),
+        ("ANYTHING", "hf_abcdefghijklmnopqrst"),
+        ("https_proxy", "http://alice:secret@proxy:3128"),
+    ],
+)
+def test_secrets(name: str, value: str) -> None:
+    assert redact.shown(name, value) == "set, not shown"
+    assert value not in redact.word(f"--{name.lower()}={value}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NCCL_IB_PKEY", "3"),
+        ("CUDA_VISIBLE_DEVICES", "GPU-000000a1-0000-4000-8000-000000000000"),
+        ("LD_LIBRARY_PATH", "/usr/local/cuda-13/lib64:/opt/another/long/folder/of/libraries"),
+        ("PYTORCH_ALLOC_CONF", "expandable_segments:True"),
+        ("https_proxy", "http://proxy:3128"),
+        ("NCCL_DEBUG_SUBSYS", "INIT,NET"),
+        ("WANDB_API_KEY", ""),
+        ("TORCHELASTIC_RUN_ID", "none"),
+    ],
+)
+def test_no_secrets(name: str, value: str) -> None:
+    assert redact.shown(name, value) == value
+    assert redact.word(f"--{name.lower()}={value}") == f"--{name.lower()}={value}"
+
+
+def test_a_key_alone_on_the_command_line() -> None:
+    assert redact.word(KEY) == "…"
+    assert redact.word("configs/dual_gpu/quickstart.py") == "configs/dual_gpu/quickstart.py"
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> redact.Anonymous:
+    monkeypatch.setattr(redact.socket, "gethostname", lambda: "tower.lab.example")
+    monkeypatch.setattr(redact.pwd, "getpwuid", lambda uid: type("Entry", (), {"pw_name": "alice", "pw_dir": "/home/alice"})())
+    return redact.Anonymous({"USER": "alice", "HOME": "/data/people/alice"})
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("run folder /home/alice/duet/experiments: 3 GiB free", "run folder ~/duet/experiments: 3 GiB free"),
+        ("/data/people/alice/x and /data/people/alice2/x", "~/x and /data/people/alice2/x"),
+        ("/home/bob/texts/a.txt", "/home/USER/texts/a.txt"),
+        ("tower does not resolve; tower.lab.example neither", "HOST does not resolve; HOST neither"),
+        ("--run_name=alice-7", "--run_name=alice-7"),
+        ("/mnt/alice/data", "/mnt/USER/data"),
+        ("occupied by pid 4711 (bob, 1.0 GiB): python /home/bob/secret.py --key=1, pid 12 (eve, -): x", "occupied by pid 4711 …"),
+        ("port 5 is taken by pid 4 (alice): python x.py; using 6", "port 5 is taken by pid 4 …"),
+        ("http://me:pw@host/", "http://…@host/"),
+        ("towering palicexy stays", "towering palicexy stays"),
+    ],
+)
+def test_names_of_people_and_machines(text: str, shown: str, clean: redact.Anonymous) -> None:
+    assert clean(text) == shown
+
+
+def test_a_command_line(clean: redact.Anonymous) -> None:
+    args = ["/home/alice/c.py", f"--wandb_api_key={KEY}", "--data=/home/alice/texts", KEY]
+    assert clean.command("train_dual_gpu.sh", args) == "train_dual_gpu.sh ~/c.py --wandb_api_key=… --data=~/texts …"
+
+
+def test_a_user_without_an_entry_and_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(redact.pwd, "getpwuid", nobody)
+    assert redact.Anonymous({})("/tmp/x stays") == "/tmp/x stays"
+    assert redact.Anonymous({"HOME": "/"})("/tmp/x stays") == "/tmp/x stays"

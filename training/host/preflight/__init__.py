@@ -1,0 +1,98 @@
+"""Checks of this machine before anything starts. An error means that the run would fail; a warning, that it may.
+
+Two kinds: `at_every_start` what costs nothing and would end a run, `only_in_check` what takes time or rarely matters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from training.host import limits, memory
+from training.host.fit import suggestions
+from training.host.gpus import Machine
+from training.host.preflight.report import ERROR, OK, WARNING, Check, count, table, worst
+from training.host.preflight.start import (
+    compile_works,
+    cpu,
+    folder,
+    gpus,
+    host_memory,
+    not_running,
+    open_files,
+    port,
+    ram_beside_gpus,
+    shared_memory,
+    torch_fits,
+)
+from training.host.torch_build import TorchBuild
+from training.request import Launch, Request
+
+__all__ = [
+    "ERROR", "OK", "WARNING", "Check", "Facts", "at_every_start", "compile_works", "count", "folder", "gpus", "host_memory",
+    "not_running", "only_in_check", "port", "shared_memory", "table", "torch_fits", "worst",
+]  # fmt: skip
+NOTHING = memory.Estimate(0, 0, 0, 0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the checks are about. `room`: free bytes for one rank; `load` is None for somebody's own script, whose needs are not known."""
+
+    request: Launch
+    machine: Machine
+    torch: TorchBuild | None
+    device: str
+    room: int | None = None
+    load: memory.Load | None = None
+
+    @property
+    def estimate(self) -> memory.Estimate:
+        return memory.estimate(self.load) if self.load else NOTHING
+
+    @property
+    def workers(self) -> int:
+        return self.request.config.num_workers if self.load else 0
+
+
+def at_every_start(facts: Facts) -> list[Check]:
+    """Milliseconds together."""
+    request, estimate, load = facts.request, facts.estimate, facts.load
+    config, origins, ranks, room = request.config, request.origins, request.local_ranks, facts.room
+    group = limits.memory() if facts.device == "cpu" else None
+    if group:
+        room = min(room, group.room // ranks) if room is not None else group.room // ranks
+    small = load is not None and room is not None and estimate.needed > room
+    smaller = [request.command(**c) for c in suggestions(load, config, request.ranks, room)] if small and load and room else []
+    checks: list[Check] = []
+    if facts.device == "cuda":
+        checks += [*gpus(facts.machine, estimate, request, smaller), *torch_fits(facts.machine, facts.torch, request)]
+        checks.append(ram_beside_gpus(estimate, load, ranks))
+    elif load:
+        checks.append(host_memory(room, estimate, request, smaller))
+    checks.append(cpu(facts.workers, ranks, request.command_with))
+    shm = shared_memory(facts.workers, ranks, nccl=facts.device == "cuda")
+    checks += [shm] if shm else []
+    checks.append(open_files(facts.workers, ranks))
+    # A checkpoint holds weights and optimizer state; one more is on the disk while a new one is written.
+    saved = (estimate.parameters + estimate.optimizer + load.elsewhere) * (config.keep_checkpoints + 1) if load else 0
+    checks.append(folder("run", request.experiments, "out_dir", saved + (64 << 20), origins["out_dir"]))
+    checks.append(folder("log", request.logs, "log_dir", 1 << 20, origins["log_dir"]))
+    checks += not_running(request.resume_from) if request.resume_from else []
+    return checks
+
+
+def only_in_check(facts: Facts) -> list[Check]:
+    """A second at most: what reads many files, asks the network or questions the driver at length."""
+    from training.host.preflight import inputs, surroundings, versions
+
+    request, several = facts.request, facts.request.local_ranks != facts.request.ranks
+    checks: list[Check] = []
+    if facts.device == "cuda" and facts.machine.gpus:
+        from training.host.preflight import gpu_health
+
+        checks += gpu_health.checks(facts.machine.gpus[: request.gpu_ranks])
+        checks += gpu_health.kernels(facts.machine.gpus[: request.gpu_ranks], facts.torch, request)
+    checks += [surroundings.host_name(several), surroundings.clock()]
+    if isinstance(request, Request):
+        checks += [inputs.data(request.source.files, request.config.data), inputs.wandb(request.config)]
+    return [*checks, versions.check(facts.torch, facts.machine)]

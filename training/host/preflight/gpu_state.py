@@ -1,0 +1,135 @@
+"""What may slow down or end a run on GPUs that are free: errors of the hardware, throttling, links. Asked for by `--check` only:
+some drivers take milliseconds for each answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from training.host.gpus import Gpu, ask
+
+# Bits of the driver's reasons for low clocks that mean trouble; idle, power cap and fixed clocks are normal.
+BY_HARDWARE = 0x08  # set beside a bit that says why, on cards that know it
+SLOWDOWNS = {
+    BY_HARDWARE: "slowed down by the hardware",
+    0x20: "slowed down for heat (driver)",
+    0x40: "slowed down for heat (hardware)",
+    0x80: "slowed down by the power supply's brake",
+}
+WHERE = {
+    0: "on one board",
+    10: "on one PCIe switch",
+    20: "over several PCIe switches",
+    30: "over the CPU's PCIe root",
+    40: "in one NUMA node",
+    50: "over two CPU sockets",
+}
+
+
+@dataclass(frozen=True)
+class State:
+    """One GPU; None where the driver does not say."""
+
+    index: int
+    slowdowns: tuple[str, ...] | None
+    uncorrected_errors: int | None  # of the memory, since the driver was loaded
+    remap_pending: bool | None  # damaged memory is taken out at the next reset
+    remap_failed: bool | None
+    link_width: int | None
+    link_width_most: int | None  # what card and slot can do
+    link_generation: int | None
+    link_generation_most: int | None
+    persistent: bool | None  # the driver stays loaded between programs
+    nvlinks: int | None  # that are up
+
+
+@dataclass(frozen=True)
+class Pair:
+    """How two GPUs reach each other."""
+
+    first: int
+    second: int
+    where: str | None
+    nvlink: bool | None
+    direct: bool | None  # copies without the host's memory
+
+    @property
+    def way(self) -> str:
+        if self.nvlink:
+            return "NVLink"
+        copies = {True: "direct copies", False: "through host memory", None: ""}[self.direct]
+        return ", ".join(filter(None, (self.where, copies))) or "-"
+
+
+def look(gpus: Sequence[Gpu]) -> tuple[list[State], list[Pair]]:
+    """The state of these GPUs and of the links between them; nothing when the driver does not answer."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # gpus.look() has said so
+        return [], []
+    try:
+        handles = {g.index: handle for g in gpus if (handle := ask(pynvml.nvmlDeviceGetHandleByIndex, g.index)) is not None}
+        states = [_state(pynvml, index, handle) for index, handle in handles.items()]
+        order = list(handles)
+        pairs = [_pair(pynvml, a, b, handles[a], handles[b]) for n, a in enumerate(order) for b in order[n + 1 :]]
+    finally:
+        pynvml.nvmlShutdown()
+    return states, pairs
+
+
+def _state(pynvml: Any, index: int, handle: Any) -> State:
+    reasons = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+    if reasons is None:  # the name that drivers before 535 know
+        reasons = ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    rows = ask(pynvml.nvmlDeviceGetRemappedRows, handle)
+    pages = ask(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle) if rows is None else None  # cards before Ampere
+    persistent = ask(pynvml.nvmlDeviceGetPersistenceMode, handle)
+    return State(
+        index=index,
+        slowdowns=None if reasons is None else slowdowns(reasons),
+        uncorrected_errors=ask(
+            pynvml.nvmlDeviceGetTotalEccErrors, handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+        ),
+        remap_pending=bool(rows[2]) if rows else None if pages is None else bool(pages),
+        remap_failed=bool(rows[3]) if rows else None,
+        link_width=ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        link_width_most=ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        link_generation=ask(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+        link_generation_most=ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+        persistent=None if persistent is None else bool(persistent),
+        nvlinks=_nvlinks(pynvml, handle),
+    )
+
+
+def slowdowns(reasons: int) -> tuple[str, ...]:
+    found = {bit: text for bit, text in SLOWDOWNS.items() if reasons & bit}
+    if len(found) > 1:
+        found.pop(BY_HARDWARE, None)
+    return tuple(found.values())
+
+
+def _nvlinks(pynvml: Any, handle: Any) -> int | None:
+    up = []
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        active = ask(pynvml.nvmlDeviceGetNvLinkState, handle, link)
+        if active is None:  # past the last one
+            break
+        up.append(bool(active))
+    return sum(up) if up else None
+
+
+def _pair(pynvml: Any, first: int, second: int, one: Any, other: Any) -> Pair:
+    level = ask(pynvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
+    nvlink = ask(pynvml.nvmlDeviceGetP2PStatus, one, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    # The constant for reading is a tuple in pynvml (a comma too many).
+    direct = ask(pynvml.nvmlDeviceGetP2PStatus, one, other, 0)
+    return Pair(
+        first,
+        second,
+        None if level is None else WHERE.get(level),
+        None if nvlink is None else nvlink == pynvml.NVML_P2P_STATUS_OK,
+        None if direct is None else direct == pynvml.NVML_P2P_STATUS_OK,
+    )

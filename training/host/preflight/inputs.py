@@ -1,0 +1,72 @@
+"""What a run needs from outside: its data, and W&B."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from training.config.schema import Config
+from training.host.gpus import one_line
+from training.host.preflight.report import ERROR, OK, WARNING, Check
+
+DATA_LIMIT_S = 0.4
+FIRST_BYTES = 4096
+NAMED = 3  # files that are named, of those that can not be read
+BEGINNINGS = {".gz": (b"\x1f\x8b",), ".parquet": (b"PAR1",), ".zst": (b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18")}
+
+
+def data(files: Sequence[Path], asked: str) -> Check:
+    """Every file opens, and begins as its name says."""
+    end = time.monotonic() + DATA_LIMIT_S
+    bad, looked = [], 0
+    for file in files:
+        if problem := _problem(file):
+            bad.append(f"{one_line(str(file))}: {problem}")
+        looked += 1
+        if time.monotonic() > end:
+            break
+    much = f"{len(files)} file{'s' if len(files) != 1 else ''}"
+    if bad:
+        more = f"; and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
+        fix = f"write {'it' if len(bad) == 1 else 'them'} again, or take {'it' if len(bad) == 1 else 'them'} out of {one_line(asked)}"
+        return Check("data", ERROR, f"{len(bad)} of {much} can not be read: {'; '.join(bad[:NAMED])}{more}", [fix])
+    if looked < len(files):
+        return Check("data", OK, f"the first {looked} of {much} are readable (stopped after {DATA_LIMIT_S:g} s)")
+    return Check("data", OK, f"{much}, all readable")
+
+
+def _problem(file: Path) -> str:
+    """'' when the first bytes are there and right."""
+    try:
+        with file.open("rb", buffering=0) as content:
+            begin = content.read(FIRST_BYTES)
+    except OSError as error:
+        return error.strerror or str(error)
+    wanted = BEGINNINGS.get(file.suffix, ())
+    # A .zst file may begin with a frame to skip, whose first byte is free.
+    if not wanted or any(begin.startswith(w) or (len(w) == 3 and begin[1:4] == w) for w in wanted):
+        return ""
+    return f"not a {file.suffix} file" if begin else "empty"
+
+
+def wandb(config: Config) -> Check:
+    """What will happen with W&B. Whether there is a login is known; the key itself is nobody's business."""
+    from training.engine.record import wandb_mode
+
+    mode, reason = wandb_mode(config)
+    logged_in = wandb_mode(replace(config, use_dummy_wandb=False, wandb_mode="auto"))[0] == "online"
+    login = "login by WANDB_API_KEY" if os.environ.get("WANDB_API_KEY") else "login in ~/.netrc"
+    if mode == "disabled":
+        return Check("W&B", OK, f"not used: {reason}")
+    if importlib.util.find_spec("wandb") is None:
+        return Check("W&B", WARNING, f"{mode} ({reason}), but wandb is not installed: it stays off", ["--wandb_mode=disabled"])
+    if mode == "offline":
+        return Check("W&B", OK, f"offline ({reason}), project {config.wandb_project}: files in the run directory, `wandb sync` sends them")
+    if not logged_in:
+        text = f"online ({reason}), but there is no login: it goes on offline"
+        return Check("W&B", WARNING, text, ["wandb login", "--wandb_mode=offline"])
+    return Check("W&B", OK, f"online, project {config.wandb_project}, {login}")

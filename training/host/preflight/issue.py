@@ -1,0 +1,36 @@
+"""What to paste into an issue after `--check`: short, and without names of people, machines and home folders, and without keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from training.host import redact
+from training.host.preflight import versions
+from training.host.preflight.report import OK, Check, count
+
+NOTES, VALUE = 6, 60  # so many of them, so many characters of one
+
+
+def block(plan: Mapping[str, Any], checks: Sequence[Check], found: Mapping[str, str | None], memory: str) -> str:
+    """Fenced Markdown; `memory`: what became of the memory of a step."""
+    clean = redact.Anonymous()
+    decided = [f"{name} {_word(plan[name]['value'])}" for name in ("launcher", "device", "precision", "compile") if name in plan]
+    cards = [f"{gpu['name']} ({gpu['total_bytes'] >> 20} MiB)" if gpu["total_bytes"] else gpu["name"] for gpu in plan["gpus"]]
+    chosen = [f"{v['name']}={redact.shown(v['name'], v['value'])[:VALUE]}" for v in plan["variables"] if v["origin"] != "set here"]
+    lines = [
+        versions.sentence(found),
+        f"command: ./{clean.command(plan['command']['script'], plan['command']['args'])}",
+        f"{plan['ranks']} ranks, {', '.join(decided)}" + (f", GPUs: {', '.join(cards)}" if cards else ""),
+        *([f"memory of a step: {memory}"] if memory else []),
+        *([f"variables: {' '.join(chosen)}"] if chosen else []),
+        count(list(checks)),
+        *(f"{c.status}: {c.name}: {c.text}" for c in checks if c.status != OK),
+        *(f"note: {n}" for n in [n for n in plan["notes"] if n not in {f"{c.name}: {c.text}" for c in checks}][:NOTES]),
+    ]
+    # The fence ends at the first line of backticks, and a text of ours may hold some.
+    return "\n".join(["```text", *(clean(line).replace("```", "'''") for line in lines), "```"])
+
+
+def _word(value: object) -> object:
+    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value

@@ -1,0 +1,57 @@
+"""A line of the resource report, and the report as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from training.errors import Problem
+
+OK, WARNING, ERROR = "ok", "warning", "error"
+SEVERITY = {OK: 0, WARNING: 1, ERROR: 2}
+MARKS = {OK: "ok     ", WARNING: "warning", ERROR: "error  "}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the resource report."""
+
+    name: str
+    status: str
+    text: str
+    fixes: list[str] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)  # the text, for programs; of the check of versions only
+
+    def record(self) -> dict[str, Any]:
+        record = asdict(self)
+        del record["facts"]
+        return record
+
+    def problem(self) -> Problem:
+        return Problem(self.text, "", self.fixes)
+
+
+def worst(checks: Iterable[Check]) -> str:
+    return max((c.status for c in checks), key=SEVERITY.__getitem__, default=OK)
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """The resource report, a line a check; below one that is not fine, what to do, each advice once."""
+    width = max(len(r["name"]) for r in records)
+    told: set[str] = set()
+    lines = []
+    for r in records:
+        lines.append(f"  {MARKS[r['status']]}  {r['name']:<{width}}  {r['text']}\n")
+        for fix in dict.fromkeys(r["fixes"]) if r["status"] != OK else ():
+            if fix not in told:
+                lines.append(f"           {'':<{width}}  {'or:  ' if lines[-1].lstrip().startswith(('try:', 'or:')) else 'try: '}{fix}\n")
+                told.add(fix)
+    return "".join(lines)
+
+
+def count(checks: list[Check]) -> str:
+    """'14 checks: 12 ok, 2 warnings'."""
+    numbers = {word: sum(c.status == word for c in checks) for word in SEVERITY}
+    said = [f"{n} {word}{'s' if n != 1 and word != OK else ''}" for word, n in numbers.items() if n]
+    return f"{len(checks)} checks: {', '.join(said)}"

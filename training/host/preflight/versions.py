@@ -1,0 +1,48 @@
+"""What is installed here, without importing any of it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+
+import training
+from training.host.gpus import Machine
+from training.host.preflight.report import OK, Check
+from training.host.torch_build import TorchBuild
+
+NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
+NAME = "versions"
+TITLES = {"duet": "Duet", "python": "Python", "torch_cuda": "for CUDA", "nccl": "NCCL", "driver_cuda": "up to CUDA", "kernel": "Linux"}
+
+
+def read(torch: TorchBuild | None, machine: Machine) -> dict[str, str | None]:
+    """None: not there, or it does not say."""
+    return {
+        "duet": training.__version__,
+        "python": platform.python_version(),
+        "torch": torch.version if torch else None,
+        "torch_cuda": torch.cuda if torch else None,
+        "nccl": next((v for name in NCCL_PACKAGES if (v := _installed(name))), None),
+        "numpy": _installed("numpy"),
+        "driver": machine.driver,
+        "driver_cuda": machine.cuda,
+        "kernel": os.uname().release,
+    }
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check(torch: TorchBuild | None, machine: Machine) -> Check:
+    versions = read(torch, machine)
+    return Check(NAME, OK, sentence(versions), facts=versions)
+
+
+def sentence(versions: Mapping[str, str | None]) -> str:
+    return ", ".join(f"{TITLES.get(name, name)} {value or '-'}" for name, value in versions.items())

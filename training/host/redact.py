@@ -1,0 +1,72 @@
+"""What must not be shown or written: keys, and in a text that goes to strangers also names of people, machines and home folders."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+HIDDEN = "set, not shown"
+SECRET_NAME = re.compile(r"(^|[_-])(api_?key|key|token|secret|passwd|password|credentials?|auth)([_-]|$)", re.IGNORECASE)
+SECRET_VALUE = re.compile(
+    r"""^[0-9a-f]{40}$                                        # a W&B key of the older form
+    | ^(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_]{32,}$            # long, letters and digits, no path
+    | ^(sk|hf|gh[a-z]|github|glpat|wandb|xox[a-z])[-_]\w{16,} # marked as a key by who gave it
+    """,
+    re.VERBOSE,
+)
+LOGIN_IN_ADDRESS = re.compile(r"://[^/\s@]*:[^/\s@]*@")
+STRANGER = re.compile(r"(\bpid \d+) \(.*", re.DOTALL)  # who it is and what it runs: `pid 4711 (alice): python …`
+
+
+def is_secret(name: str, value: str) -> bool:
+    return bool(value) and bool(SECRET_NAME.search(name) or SECRET_VALUE.search(value) or LOGIN_IN_ADDRESS.search(value))
+
+
+def shown(name: str, value: str) -> str:
+    """A variable's value for people and files."""
+    return HIDDEN if is_secret(name, value) else value
+
+
+def word(text: str) -> str:
+    """One word of a command line: `--name=value`, or a value alone."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        return "…" if is_secret("", text) else text
+    return f"{name}=…" if is_secret(name.lstrip("-"), value) else text
+
+
+class Anonymous:
+    """Takes out of a text what says who and where: `~` for the home folder, `USER`, `HOST`."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        users, homes = {environ.get("USER"), environ.get("LOGNAME")}, {environ.get("HOME")}
+        try:
+            entry = pwd.getpwuid(os.getuid())
+        except KeyError:  # a container that runs as a number
+            pass
+        else:
+            users.add(entry.pw_name)
+            homes.add(entry.pw_dir)
+        homes |= {os.path.realpath(h) for h in homes if h}
+        host = socket.gethostname()
+        hosts = {host, host.split(".")[0], environ.get("HOSTNAME")}
+        # The longest first: a home folder inside another one, a host with its domain.
+        self._homes = sorted((h.rstrip("/") for h in homes if h and Path(h).is_absolute() and h != "/"), key=len, reverse=True)
+        marks = {n: "USER" for n in users if n and n != "root"} | {n: "HOST" for n in hosts if n and n != "localhost"}
+        self._names = [(re.compile(rf"(?<![\w.-]){re.escape(n)}(?![\w-])"), marks[n]) for n in sorted(marks, key=lambda n: (-len(n), n))]
+
+    def __call__(self, text: str) -> str:
+        text = STRANGER.sub(r"\1 …", text)
+        for home in self._homes:
+            text = re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text)
+        text = re.sub(r"(/home/|/Users/)[^/\s]+", r"\1USER", text)
+        for pattern, mark in self._names:
+            text = pattern.sub(mark, text)
+        return LOGIN_IN_ADDRESS.sub("://…@", text)
+
+    def command(self, script: str, args: Iterable[str]) -> str:
+        return self(" ".join([script, *map(word, args)]))
