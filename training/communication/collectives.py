@@ -1,0 +1,96 @@
+"""The collectives of the communication test: every element of the result is known beforehand, and looked at."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from training.communication.stages import SMALL_BYTES
+from training.distributed import World
+
+# Prime, so that no piece which a collective moves as a whole is a multiple of it: a piece in the wrong place is seen. Small, so
+# that the sum over a thousand ranks is a whole number which float32 still holds exactly.
+PERIOD = 31
+ELEMENT_BYTES = 4
+SMALL_REPETITIONS, LARGE_REPETITIONS = 50, 5
+Wrong = dict[str, Any]
+
+
+def warm_up(world: World) -> None:
+    dist.all_reduce(torch.ones(1, device=world.device))
+    _finish(world)
+
+
+def all_reduce(world: World, size: int) -> list[Wrong]:
+    """The sum over the ranks, of data that differs by rank and position."""
+    data = _pattern(world, size, world.rank + 1)
+    dist.all_reduce(data)
+    _finish(world)
+    everybody = world.world_size * (world.world_size + 1) // 2
+    return _compare(data, _pattern(world, size, everybody), "all_reduce", size)
+
+
+def broadcast(world: World, size: int) -> list[Wrong]:
+    """From every rank in turn to all others."""
+    wrong = []
+    for source in range(world.world_size):
+        expected = _pattern(world, size, source + 1)
+        data = expected.clone() if source == world.rank else torch.full_like(expected, -1.0)
+        dist.broadcast(data, source)
+        _finish(world)
+        wrong += _compare(data, expected, f"broadcast from rank {source}", size)
+    return wrong
+
+
+CHECKS: dict[str, Callable[[World, int], list[Wrong]]] = {"all_reduce": all_reduce, "broadcast": broadcast}
+
+
+def _pattern(world: World, size: int, factor: int) -> torch.Tensor:
+    positions = torch.arange(size // ELEMENT_BYTES, device=world.device, dtype=torch.int32)
+    return (positions % PERIOD + 1).to(torch.float32) * factor
+
+
+def _compare(got: torch.Tensor, expected: torch.Tensor, name: str, size: int) -> list[Wrong]:
+    different = got != expected  # true for NaN
+    count = int(different.sum())
+    if not count:
+        return []
+    first = int(different.to(torch.uint8).argmax())
+    return [
+        {"collective": name, "bytes": size, "element": first, "got": float(got[first]), "expected": float(expected[first]), "count": count}
+    ]
+
+
+def measure(world: World, large_bytes: int) -> dict[str, float]:
+    """Median seconds of an all_reduce, small and large."""
+    return {
+        "small_s": _median(world, SMALL_BYTES, SMALL_REPETITIONS),
+        "large_s": _median(world, large_bytes, LARGE_REPETITIONS),
+    }
+
+
+def _median(world: World, size: int, repetitions: int) -> float:
+    data = torch.zeros(size // ELEMENT_BYTES, device=world.device)  # zeros: sums of sums would end in infinity
+    seconds = []
+    for _ in range(repetitions):
+        begin = time.perf_counter()
+        dist.all_reduce(data)
+        _finish(world)
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds)
+
+
+def _finish(world: World) -> None:
+    """A GPU's collective has only been enqueued when the call returns."""
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+
+
+def versions(device: str) -> dict[str, str]:
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if device == "cuda" else "-"
+    return {"torch": str(torch.__version__), "nccl": nccl}

@@ -1,0 +1,150 @@
+"""What an outcome of the communication test means: who is to blame, in which stage, with what evidence. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass, field
+
+from training.communication import stages
+from training.communication.trial import Outcome
+from training.launch.verdict import UNDERLINE
+from training.request import ROOT
+
+OK, HANG, FAILED, WRONG, STOPPED, SLOW = "ok", "hang", "failed", "wrong data", "stopped", "not finished"
+MOVING = 0.1  # of the limit: who has come to a stage so shortly before it does not hang
+SHOWN_LINES = 10
+FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)')
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`guilty`: the ranks that are to blame; all of them where none is more than another."""
+
+    kind: str
+    text: str
+    guilty: list[int] = field(default_factory=list)
+    stage: str = ""
+    lines: list[str] = field(default_factory=list)  # evidence, below the text
+    killed: bool = False  # by SIGKILL, and not by us
+
+
+def judge(outcome: Outcome, device: str) -> Finding:
+    order = stages.of(device)
+    if outcome.signal is not None:
+        return Finding(STOPPED, f"stopped by {signal.Signals(outcome.signal).name}")
+    if outcome.timed_out:
+        return _hang(outcome, order)
+    if not outcome.completed:
+        return _failed(outcome)
+    return _wrong(outcome) or Finding(OK, "data correct")
+
+
+def ranks_text(ranks: list[int]) -> str:
+    """'rank 1', 'ranks 0 and 2', 'ranks 0, 1 and 2'"""
+    *most, last = map(str, ranks)
+    return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
+
+
+def is_communication(stage: str) -> bool:
+    """From the meeting on, ranks depend on each other and on what is between them."""
+    return stage not in (stages.START, stages.IMPORT)
+
+
+def _hang(outcome: Outcome, order: list[str]) -> Finding:
+    place = {rank: len(order) - 1 if rank in outcome.statuses else order.index(stage) for rank, stage in sorted(outcome.reached.items())}
+    first, last = min(place.values()), max(place.values())
+    behind = [rank for rank in place if place[rank] == first]
+    others = [rank for rank in place if rank not in behind]
+    stage, after, kind = order[first], f"after {outcome.limit_s:g} s", HANG
+    since_s = min(outcome.since_s[rank] for rank in behind)
+    who, they = ranks_text(behind), "it was" if len(behind) == 1 else "they were"
+    if is_communication(stage) and since_s < MOVING * outcome.limit_s:
+        kind = SLOW
+        text = f"not finished {after}, but no hang: {who} had come to the {stage} {since_s:.1f} s before; a slow or busy machine"
+    elif others:
+        missed = order[max(first + 1, order.index(stages.MEETING))]
+        text = f"{who} never arrived at the {missed}: {after} {they} in the {stage}; {ranks_text(others)} came to the {order[last]}"
+    elif not is_communication(stage):
+        text = f"{after} all ranks were still in the {stage}: a slow or busy machine or disk, or a hang"
+    else:
+        text = f"{after} all ranks hang in the {stage}"
+        suspects, how = _suspects(outcome, behind)
+        if suspects:
+            others, behind = [rank for rank in behind if rank not in suspects], suspects
+            them, hang = ("it", "hangs") if len(suspects) == 1 else ("them", "hang")
+            wait = "waits" if len(others) == 1 else "wait"
+            text = f"{after} {ranks_text(suspects)} {hang} in the {stage}, {how}; {ranks_text(others)} {wait} for {them}"
+    return Finding(kind, text, behind, stage, _evidence(outcome, behind))
+
+
+def _suspects(outcome: Outcome, ranks: list[int]) -> tuple[list[int], str]:
+    """Those that do not do what the others do, and what they do; none where all do the same."""
+    silent = [rank for rank in ranks if not outcome.stacks.get(rank)]
+    elsewhere = [rank for rank in ranks if rank not in silent and not _waits(outcome.stacks[rank][0])]
+    for some, how in ((silent, "without an answer (stopped, or waiting in the kernel)"), (elsewhere, "outside of torch")):
+        if 0 < len(some) < len(ranks):
+            return some, how
+    return [], ""
+
+
+def _waits(frame: str) -> bool:
+    """A rank that waits for the others stands in torch, or where we call its compiled code."""
+    found = FRAME.match(frame)
+    return found is not None and ("/torch/" in found["file"] or found["file"].startswith(f"{ROOT}/training/"))
+
+
+def _failed(outcome: Outcome) -> Finding:
+    """The first failure; others follow from it."""
+
+    def when(rank: int) -> tuple[bool, float]:
+        # Who dies without a word is no victim: those tell what they miss, or torch aborts them.
+        told = "error" in outcome.records[rank] or outcome.statuses[rank] == -signal.SIGABRT
+        return told, outcome.records[rank].get("time", outcome.died_at[rank])
+
+    rank = min((rank for rank in outcome.statuses if not outcome.regular(rank)), key=when)
+    status, stage = outcome.statuses[rank], outcome.reached[rank]
+    error = outcome.records[rank].get("error")
+    if status < 0:
+        how = f"was killed by {_signal_name(-status)} in the {stage}"
+    elif error:
+        how = f"failed in the {stage}: {error.splitlines()[0][:200]}"
+    else:
+        how = f"ended with status {status} in the {stage}"
+    return Finding(FAILED, f"rank {rank} {how}", [rank], stage, _evidence(outcome, [rank]), killed=status == -signal.SIGKILL)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def _wrong(outcome: Outcome) -> Finding | None:
+    lines, guilty, stage = [], [], ""
+    for rank in range(outcome.ranks):
+        for one in outcome.records[rank]["wrong"]:
+            others = f", and {one['count'] - 1} more" if one["count"] > 1 else ""
+            where = stages.collective(one["collective"], one["bytes"])
+            lines.append(f"{where}: rank {rank} element {one['element']} is {one['got']:.9g}, expected {one['expected']:.9g}{others}")
+            stage = stage or stages.collective(one["collective"].split(" ")[0], one["bytes"])
+            guilty.append(rank)
+    if not lines:
+        return None
+    text = f"wrong data in the {lines[0]}"
+    return Finding(WRONG, text, sorted(set(guilty)), stage, lines[1 : 1 + SHOWN_LINES])
+
+
+def _evidence(outcome: Outcome, ranks: list[int]) -> list[str]:
+    """The last words of the ranks and, where they hang, where they stand."""
+    lines = []
+    for rank, pid in outcome.stuck.items():
+        lines.append(
+            f"rank {rank} (pid {pid}) can not be killed: it waits in the kernel, most likely for a driver; only a restart frees it"
+        )
+    for rank in ranks:
+        stack = [found for frame in outcome.stacks.get(rank, []) if (found := FRAME.match(frame))]
+        lines += [f"rank {rank} at {f['file']}:{f['line']} in {f['function']}" for f in stack[:1]]
+        lines += [line for line in outcome.output.get(rank, []) if not UNDERLINE.fullmatch(line)][-SHOWN_LINES:]
+    return lines

@@ -1,0 +1,65 @@
+"""One rank of the communication test.
+
+    RANK=… WORLD_SIZE=… python lib/run_module.py training.communication.rank FOLDER cpu|cuda TIMEOUT_S
+
+Goes through the stages, each told in its heartbeat file before it begins, and leaves a record in FOLDER.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import time
+import traceback
+from typing import Any
+
+from training import heartbeat, rundir
+from training.communication import stages
+
+
+def main(argv: list[str]) -> None:
+    """Does not return: at the end of the process nothing is torn down that could hang or abort."""
+    rank, files = int(os.environ["RANK"]), stages.Files(argv[0])
+    try:
+        heartbeat.start(files.heartbeat(rank), rank)
+        # Unbuffered and open to the end: the signal handler writes to the descriptor while the main thread is blocked.
+        faulthandler.register(signal.SIGUSR2, file=files.stack(rank).open("w"), all_threads=False)
+        rundir.write_json(files.record(rank), _test(argv[1], float(argv[2])))
+        status = 0
+    except BaseException as error:
+        # First the record, so that the time tells which rank's failure came first; the others fail because this one has.
+        rundir.write_json(files.record(rank), {"error": f"{type(error).__name__}: {error}".strip(), "time": time.monotonic()})
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _test(device: str, timeout_s: float) -> dict[str, Any]:
+    """The record of a rank that came to the end, whatever data it got."""
+    beat = heartbeat.current.beat
+    beat(stages.IMPORT)
+    from training import distributed
+    from training.communication import collectives
+
+    beat(stages.MEETING)
+    world = distributed.setup(device, timeout_s)  # what a rank of a real run does
+    beat(stages.WARM_UP)
+    collectives.warm_up(world)
+    wrong = []
+    for count in (stages.SMALL_BYTES, stages.LARGE_BYTES[device]):
+        for name, check in collectives.CHECKS.items():
+            beat(stages.collective(name, count))
+            wrong += check(world, count)
+    beat(stages.MEASUREMENT)
+    figures = collectives.measure(world, stages.LARGE_BYTES[device])
+    distributed.barrier(stages.END, timeout_s)
+    distributed.cleanup()
+    return {"wrong": wrong, **figures, **collectives.versions(device)}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,69 @@
+"""The communication test of a plan: one try and, where GPUs hang, another without peer-to-peer copies. No torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from training import console
+from training.communication import judge, stages, trial, verdicts
+from training.communication.judge import Finding
+from training.communication.result import INTERFACE, P2P, Figures, Result, p2p_may_help
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
+
+def run(plan: Mapping[str, Any], limit_s: float = stages.LIMIT_S, backend: str = "") -> Result:
+    """Test the ranks that this plan would start on this machine. Blocks; call it from the main thread, before torch is imported.
+
+    Needs of the plan: local_ranks, device, variables and, to remember a verdict, gpus, driver and torch. `limit_s`: of each try;
+    `backend`: what the collectives count as, when that does not follow from the device. A signal that asks to stop takes
+    effect when everything is put away.
+    """
+    ranks, device = plan["local_ranks"], plan["device"]["value"]
+    backend = backend or BACKENDS[device]
+    if ranks == 1:
+        return Result(1, device, "none", None)
+    set_here = {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
+    own = {name: os.environ[name] for name in (P2P, INTERFACE) if os.environ.get(name)}
+    outcome, finding = _try(ranks, device, set_here, limit_s)
+    seconds, first = outcome.seconds, None
+    if backend == "nccl" and p2p_may_help(finding) and P2P not in own | set_here:
+        console.warning(f"communication test: {finding.text}; trying again with {P2P}=1")
+        first, set_here = finding, set_here | verdicts.WITHOUT_P2P
+        outcome, finding = _try(ranks, device, set_here, limit_s)
+        seconds += outcome.seconds
+    figures = _figures(outcome, stages.LARGE_BYTES[device]) if finding.kind == judge.OK else None
+    note = _learn(plan, outcome, finding, backend, first, own | set_here)
+    return Result(ranks, device, backend, finding, figures, first, own | set_here, note, seconds)
+
+
+def _try(ranks: int, device: str, variables: Mapping[str, str], limit_s: float) -> tuple[trial.Outcome, Finding]:
+    try:
+        outcome = trial.run(ranks, device, variables, limit_s)
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        text = f"the ranks can not be started: {error.strerror}{where}"
+        return trial.Outcome(ranks, limit_s), Finding(judge.FAILED, text, stage=stages.START)
+    return outcome, judge.judge(outcome, device)
+
+
+def _figures(outcome: trial.Outcome, size: int) -> Figures:
+    small, large = (max(record[name] for record in outcome.records.values()) for name in ("small_s", "large_s"))
+    rate, ranks = size / large / 1e9, outcome.ranks
+    return Figures(size, small * 1e3, rate, rate * 2 * (ranks - 1) / ranks)
+
+
+def _learn(
+    plan: Mapping[str, Any], outcome: trial.Outcome, finding: Finding, backend: str, first: Finding | None, used: Mapping[str, str]
+) -> str:
+    """Keep or drop the verdict on these GPUs; what became of it, for people."""
+    if backend != "nccl" or finding.kind != judge.OK:
+        return ""
+    gpus, driver, torch = [gpu["uuid"] for gpu in plan["gpus"]], plan.get("driver"), plan.get("torch")
+    if first:
+        return verdicts.remember(gpus, driver, torch, outcome.records[0]["nccl"])
+    if used.get(P2P) == "1":
+        return f"without GPU peer-to-peer copies ({P2P}=1)"
+    return verdicts.forget(gpus, driver, torch)

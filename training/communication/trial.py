@@ -1,0 +1,230 @@
+"""One start of all ranks of the communication test, watched until the last one is gone. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from training import heartbeat, rundir
+from training.communication import stages
+from training.host import process
+from training.launch import mode
+from training.launch.output import tail
+from training.launch.place import LOOPBACK
+from training.request import ROOT
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PREFIX = "duet-communication-"
+PEER_GRACE_S = 0.3  # after the first failure: others may have failed before it, and were only reaped later
+STACK_S = 1.0  # for the stacks of ranks that hang
+KILL_S = 5.0  # a process that waits for a driver in the kernel can not be killed
+POLL_S = 0.02
+MEETING_FACTOR = 10  # the launcher's limit comes first, so that ranks which hang are seen to hang
+KEPT_LINES = 30  # of a rank's output
+
+
+@dataclass
+class Outcome:
+    """What became of the ranks; a rank that never wrote its stage is at the start of Python."""
+
+    ranks: int
+    limit_s: float
+    seconds: float = 0.0
+    reached: dict[int, str] = field(default_factory=dict)  # rank → its stage at its end, at the first failure or at the limit
+    since_s: dict[int, float] = field(default_factory=dict)  # how long it had been in that stage
+    statuses: dict[int, int] = field(default_factory=dict)  # of ranks that ended by themselves, as in Popen.returncode; first death first
+    died_at: dict[int, float] = field(default_factory=dict)  # monotonic
+    records: dict[int, dict[str, Any]] = field(default_factory=dict)  # what they left, see training.communication.rank
+    output: dict[int, list[str]] = field(default_factory=dict)  # their last lines
+    stacks: dict[int, list[str]] = field(default_factory=dict)  # of those that hung, innermost frame first
+    stuck: dict[int, int] = field(default_factory=dict)  # rank → pid of those that could not be killed
+    timed_out: bool = False
+    signal: int | None = None  # we were asked to stop
+
+    def regular(self, rank: int) -> bool:
+        return self.statuses.get(rank) == 0 and "wrong" in self.records.get(rank, {})
+
+    @property
+    def completed(self) -> bool:
+        return all(self.regular(rank) for rank in range(self.ranks))
+
+
+def run(ranks: int, device: str, variables: Mapping[str, str], limit_s: float) -> Outcome:
+    """Whatever ends this, no process and no file of it is left; then a signal to stop is delivered again. For the main thread only.
+
+    Raises OSError when the temporary folder or the processes can not be made.
+    """
+    with _noted_signals() as (arrived, reader):
+        with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
+            outcome = _Trial(ranks, device, variables, limit_s, stages.Files(folder), arrived, reader).go()
+        outcome.signal = arrived[0] if arrived else None
+    return outcome
+
+
+@contextlib.contextmanager
+def _noted_signals() -> Iterator[tuple[list[int], int]]:
+    """Signals to stop become an entry in a list, and bytes in a pipe that wake up the watching loop."""
+    arrived: list[int] = []
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    # What is ignored (nohup, a background job) stays ignored.
+    numbers = [n for n in STOP_SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
+    before = {n: signal.signal(n, lambda number, frame: arrived.append(number)) for n in numbers}
+    previous = signal.set_wakeup_fd(writer)
+    try:
+        yield arrived, reader
+    finally:
+        signal.set_wakeup_fd(previous)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(reader)
+        os.close(writer)
+        if arrived:
+            os.kill(os.getpid(), arrived[0])
+
+
+class _Trial:
+    def __init__(
+        self, ranks: int, device: str, variables: Mapping[str, str], limit_s: float, files: stages.Files, arrived: list[int], wakeup: int
+    ) -> None:
+        self.outcome, self.files = Outcome(ranks, limit_s), files
+        self._device, self._variables, self._arrived = device, variables, arrived
+        self._popens: list[subprocess.Popen[bytes]] = []
+        self._alive: dict[int, int] = {}  # pidfd → rank
+        self._selector = selectors.DefaultSelector()
+        self._wakeup = wakeup
+        self._selector.register(wakeup, selectors.EVENT_READ)
+
+    def go(self) -> Outcome:
+        begin = time.monotonic()
+        try:
+            self._start()
+            self._watch(begin + self.outcome.limit_s)
+        finally:
+            self._end()
+        self._read()
+        self.outcome.seconds = time.monotonic() - begin
+        return self.outcome
+
+    def _start(self) -> None:
+        count = self.outcome.ranks
+        with socket.socket() as store:  # listening already: rank 0 inherits it, see training.distributed.setup
+            store.bind((LOOPBACK, 0))
+            store.listen(2 * count)
+            shared = mode.clean(os.environ) | dict(self._variables)
+            shared |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": LOOPBACK}
+            shared["MASTER_PORT"] = str(store.getsockname()[1])
+            for rank in range(count):
+                env = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                inherited: tuple[int, ...] = ()
+                if rank == 0:
+                    env["DUET_STORE_FD"], inherited = str(store.fileno()), (store.fileno(),)
+                self._popens.append(self._start_one(rank, env, inherited))
+                pidfd = os.pidfd_open(self._popens[-1].pid)
+                self._alive[pidfd] = rank
+                self._selector.register(pidfd, selectors.EVENT_READ)
+
+    def _start_one(self, rank: int, env: dict[str, str], inherited: tuple[int, ...]) -> subprocess.Popen[bytes]:
+        timeout = str(MEETING_FACTOR * self.outcome.limit_s)
+        program = [sys.executable, str(ROOT / "lib/run_module.py"), "training.communication.rank"]
+        with self.files.log(rank).open("wb") as output:
+            return subprocess.Popen(
+                [*program, str(self.files.folder), self._device, timeout],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C reaches the launcher alone
+                pass_fds=inherited,
+                # The launcher has one thread, so code between fork and exec is safe.
+                preexec_fn=functools.partial(process.die_with_parent, os.getpid()),  # noqa: PLW1509
+            )
+
+    def _watch(self, limit: float) -> None:
+        """Until all have ended; a failure, a signal or the limit end it sooner."""
+        end = limit
+        while self._alive and not self._arrived:
+            left = end - time.monotonic()
+            for key, _ in self._selector.select(max(0.0, left)):  # also when it is late: we may have been stopped ourselves
+                if key.fd == self._wakeup:
+                    os.read(self._wakeup, 64)
+                else:
+                    self._reap(key.fd)
+            if self._failed() and end == limit:
+                self._note_stages()
+                end = min(limit, time.monotonic() + PEER_GRACE_S)
+            elif left <= 0:
+                break
+        if self._alive and not self._arrived and not self._failed():
+            self.outcome.timed_out = True
+            self._note_stages()
+            self._take_stacks()
+
+    def _reap(self, pidfd: int) -> None:
+        rank = self._alive.pop(pidfd)
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        self._kill(rank)  # what it has left behind; its own number is free for others only after the wait
+        self.outcome.statuses[rank] = self._popens[rank].wait()
+        self.outcome.died_at[rank] = time.monotonic()
+        self.outcome.records[rank] = rundir.read_json(self.files.record(rank)) or {}
+
+    def _failed(self) -> bool:
+        return any(not self.outcome.regular(rank) for rank in self.outcome.statuses)
+
+    def _note_stages(self) -> None:
+        for rank in range(self.outcome.ranks):
+            beat = heartbeat.read(self.files.heartbeat(rank))
+            phase = beat.phase if beat else stages.START
+            # training.distributed has phases of its own: while ranks meet, and at the barrier at the end.
+            own = stages.END if phase.startswith("barrier: ") else stages.MEETING
+            self.outcome.reached[rank] = phase if phase in stages.of(self._device) else own
+            self.outcome.since_s[rank] = beat.age_s if beat else self.outcome.limit_s
+
+    def _take_stacks(self) -> None:
+        """Ask each rank where it stands; one that has not come to listening dies of the question, which is as well."""
+        for rank in self._alive.values():
+            self._popens[rank].send_signal(signal.SIGUSR2)
+        end = time.monotonic() + STACK_S
+        asked = [r for r in self._alive.values() if self.files.stack(r).exists()]
+        while time.monotonic() < end and not all(self.files.stack(r).read_text().count("\n") > 1 for r in asked):
+            time.sleep(POLL_S)
+
+    def _end(self) -> None:
+        for rank in range(len(self._popens)):
+            if rank not in self.outcome.statuses:
+                self._kill(rank)
+        end = time.monotonic() + KILL_S
+        for rank, popen in enumerate(self._popens):
+            try:
+                popen.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                self.outcome.stuck[rank] = popen.pid
+        for pidfd in self._alive:
+            os.close(pidfd)
+        self._selector.close()
+
+    def _kill(self, rank: int) -> None:
+        """It and everything it has started (its session)."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._popens[rank].pid, signal.SIGKILL)
+
+    def _read(self) -> None:
+        if not self.outcome.reached:
+            self._note_stages()
+        for rank in range(self.outcome.ranks):
+            self.outcome.output[rank] = tail(self.files.log(rank), KEPT_LINES)
+            if self.outcome.timed_out:
+                self.outcome.stacks[rank] = [line.strip() for line in tail(self.files.stack(rank), 100) if line.strip().startswith("File ")]
