@@ -8,6 +8,7 @@ MASTER_ADDR, MASTER_PORT.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,6 +23,7 @@ from training.host.torch_build import NO_LIBUV
 # in the meantime, and does not listen on other interfaces.
 STORE_FD = "DUET_STORE_FD"
 DEFAULT_TIMEOUT_S = 600.0
+LEAVE_S = 10.0  # that the main process waits for others to leave a barrier
 
 
 class BarrierError(RuntimeError):
@@ -120,25 +122,39 @@ def cleanup() -> None:
 
 def barrier(name: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
     """Wait until every rank is at this barrier. Goes through the store, not through the devices: it can name the ranks
-    that are missing, rank 0 included. Raises BarrierError."""
+    that are missing, rank 0 included. Raises BarrierError; RuntimeError before the ranks have met."""
     global _barriers
-    if _store is None or get_world_size() == 1:
+    if get_world_size() == 1:
         return
+    store, ranks = _common_store(), range(get_world_size())
     heartbeat.current.beat(f"barrier: {name}")
     _barriers += 1
-    keys = [f"barrier/{_barriers}/{rank}" for rank in range(get_world_size())]
-    _store.set(keys[get_rank()], name)
+    keys = [f"barrier/{_barriers}/{rank}" for rank in ranks]
+    store.set(keys[get_rank()], name)
     try:
-        _store.wait(keys, timedelta(seconds=timeout_s))
+        store.wait(keys, timedelta(seconds=timeout_s))
     except dist.DistStoreError as error:
-        missing = [rank for rank, key in enumerate(keys) if not _store.check([key])]
+        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
         if not missing:
             raise
         text = f"barrier '{name}': rank {', '.join(map(str, missing))} did not arrive within {timeout_s:g} s"
         raise BarrierError(text) from error
-    names = [_store.get(key).decode() for key in keys]
+    names = [store.get(key).decode() for key in keys]
+    store.set(f"barrier/{_barriers}/left/{get_rank()}", "")
+    if is_main_process():  # the store may live in this process: it must not end while another rank still reads the names
+        with contextlib.suppress(dist.DistStoreError):  # that rank has died, which is not for a barrier to say
+            store.wait([f"barrier/{_barriers}/left/{rank}" for rank in ranks], timedelta(seconds=LEAVE_S))
     if len(set(names)) > 1:
         raise BarrierError("ranks stand at different barriers: " + ", ".join(f"rank {r} at '{n}'" for r, n in enumerate(names)))
+
+
+def _common_store() -> dist.Store:
+    """Ours, or that of the process group which a script has made itself."""
+    if _store is not None:
+        return _store
+    if dist.is_initialized():
+        return dist.PrefixStore("duet", dist.distributed_c10d._get_default_store())
+    raise RuntimeError("the ranks have not met: call setup(), or torch.distributed.init_process_group(), first")
 
 
 def from_main(key: str, value: str | None = None) -> str:

@@ -78,7 +78,7 @@ def _together(run: rundir.RunDir, plan: dict[str, Any], line: meeting.Line, toke
         line.tell({"ended": int(code)})
         return _regular_end(run, plan, code) if run.own == run.path else _node_end(run, code)
     own = verdict.failure(outcome, run, plan) | {"node": plan["place"]["node_rank"]}
-    record = line.settle(own, blames_another=outcome.elsewhere)
+    record = line.settle(own)
     code = record["exit_code"]
     _keep_failure(run, record)
     console.error(f"training failed\n{verdict.card(record)}")

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 from tests.conftest import ROOT, TOKEN
-from training.launch.spawn import LOOPBACK
+from training.launch.place import LOOPBACK
 
 BODY = """
 import sys, os
 sys.path.insert(0, {root!r})
 from training.distributed import *
-from training.distributed import BarrierError
+from training.distributed import BarrierError, cleanup
 import torch
 world = setup("cpu", timeout_s=20)
 """
@@ -96,6 +96,48 @@ os._exit(0)
 """
     for _, text in ranks(tmp_path, token, 2, body):
         assert "rank 0 at 'load', rank 1 at 'save'" in text
+
+
+def test_a_barrier_in_a_group_of_the_scripts_own(tmp_path: Path, token: str) -> None:
+    body = """
+import time
+cleanup()
+import torch.distributed as dist
+dist.init_process_group("gloo")
+if get_rank() == 0:
+    time.sleep(1)
+started = time.monotonic()
+barrier("both", 20)
+print(get_rank() == 0 or time.monotonic() - started > 0.5)
+dist.destroy_process_group()
+try:
+    barrier("nobody", 20)
+except RuntimeError as error:
+    print(error)
+"""
+    for status, text in ranks(tmp_path, token, 2, body):
+        assert status == 0 and text.splitlines()[0] == "True" and "the ranks have not met: call setup()" in text
+
+
+def test_the_first_rank_leaves_a_barrier_last(tmp_path: Path, token: str) -> None:
+    """It holds the store: whoever is slow to read what the others said must still find it."""
+    body = """
+import time
+from training import distributed
+store = distributed._store
+if get_rank() == 1:
+    class Slow:
+        def __getattr__(self, name):
+            return getattr(store, name)
+        def get(self, key):
+            time.sleep(1)
+            return store.get(key)
+    distributed._store = Slow()
+barrier("end", 20)
+print("through", flush=True)
+os._exit(0)
+"""
+    assert [(s, t.strip()) for s, t in ranks(tmp_path, token, 2, body)] == [(0, "through")] * 2
 
 
 def test_everything_works_without_a_group() -> None:

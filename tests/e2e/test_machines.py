@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,11 +71,11 @@ Node = Callable[..., Launched]
 
 
 def test_two_machines_train_like_one(node: Node, launch: Launch) -> None:
-    second, first = node(1, ranks=2), node(0, ranks=2)
+    second, first = node(1, ranks=2, total_batch_size=512), node(0, ranks=2, total_batch_size=512)
     assert (first.wait(), second.wait()) == (0, 0), first.output[-2000:] + second.output[-2000:]
     assert f"mode node 0 of 2, the first is {ADDRESSES[0]}:12355: 2 machines (--nnodes)" in first.output
     assert "node 1 is here" in first.output and "GLOO_SOCKET_IFNAME=v" in first.output and "GLOO_SOCKET_IFNAME=v" in second.output
-    one = launch("./launch_train.sh", "4", CONFIG).ok()
+    one = launch("./launch_train.sh", "4", CONFIG, total_batch_size=512).ok()
     assert first.losses == one.losses
     assert sorted(r["rank"] for r in (read_json(second.run.supervisor) or {})["ranks"]) == [2, 3]
 
@@ -141,8 +142,8 @@ def test_other_settings_are_refused_with_what_differs(node: Node) -> None:
 
 
 def test_a_taken_port_is_named_and_the_next_one_found(node: Node, machines: list[str]) -> None:
-    listener = "import socket,time; s=socket.socket(); s.bind(('0.0.0.0', 12355)); s.listen(); print('up', flush=True); time.sleep(600)"
-    taken = subprocess.Popen(["ip", "netns", "exec", machines[0], "python3", "-c", listener], stdout=subprocess.PIPE)
+    listener = "import socket; s = socket.create_server(('0.0.0.0', 12355)); print('up', flush=True); [s.accept() for _ in range(99)]"
+    taken = subprocess.Popen(["ip", "netns", "exec", machines[0], sys.executable, "-c", listener], stdout=subprocess.PIPE)
     try:
         assert taken.stdout and taken.stdout.readline() == b"up\n"
         first, second = node(0), node(1)

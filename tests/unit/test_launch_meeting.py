@@ -45,7 +45,9 @@ def test_messages_arrive_whole_however_they_are_cut() -> None:
     assert wire.arrived() == []
     other.sendall(b': 2}\n{"c": 3}\n')
     assert wire.arrived() == [{"b": 2}, {"c": 3}]
+    other.sendall(b'{"last": 1}\n')
     other.close()
+    assert wire.arrived() == [{"last": 1}], "what was said before the end counts"
     with pytest.raises(Broken, match="closed by the other side"):
         wire.arrived()
 

@@ -22,6 +22,7 @@ from training.launch.team import Team, is_script
 POLL_S = 0.25
 PEER_GRACE_S = 3.0  # what the others may still say after one has failed
 STALL_S = 5.0  # after a wish to stop: ranks that make no progress for so long are killed
+SAVING = ("gather state", "checkpoint")  # phases of a rank that may take long, and must not be cut short
 CLOSING_S = 30.0  # between the first rank's regular end and the last one's
 
 
@@ -31,6 +32,7 @@ class Outcome:
 
     ended: list[tuple[int | None, int]] = field(default_factory=list)
     guilty: tuple[int | None, int] | None = None  # the first that failed
+    here: tuple[int | None, int] | None = None  # the first that failed on this machine
     phases: dict[int, str] = field(default_factory=dict)  # rank → what it was doing when the first one failed
     hang_s: float | None = None  # seconds without progress, when that ended it
     asked: Exit = Exit.DONE  # PREEMPTED or INTERRUPTED when a signal asked to stop
@@ -48,6 +50,7 @@ class Attempt:
         self._ours = self.outcome.ours = not is_script(plan)
         self._asked_times = 0
         self._ended_nodes: set[int] = set()
+        self._killing = False  # from now on deaths are our doing
         self._selector = selectors.DefaultSelector()
         self._alive: dict[int, spawn.Child] = {}  # by pidfd
         self._outputs: dict[int, Output] = {}  # by descriptor
@@ -119,8 +122,11 @@ class Attempt:
         now = time.monotonic()
         self._first_end = self._first_end or now
         self.outcome.ended.append((child.rank, status))
-        if self.outcome.guilty is None and not self._regular(child, status):
-            self.outcome.guilty = (child.rank, status)
+        if self._killing or self._regular(child, status):
+            return
+        self.outcome.here = self.outcome.here or (child.rank, status)
+        if self.outcome.guilty is None:
+            self.outcome.guilty = self.outcome.here
             self.outcome.phases = {b.rank: str(b) for b in self._beats()}
             self.outcome.torn_down = status == -signal.SIGABRT and (self.run.ranks / f"rank{child.rank}.ended").exists()
             self._fail()
@@ -200,10 +206,10 @@ class Attempt:
         now = time.monotonic()
         if self._failed_at is not None and now - self._failed_at > PEER_GRACE_S:
             self._kill()
-        beats = [b for b in self._beats() if b.phase != heartbeat.FINISHED]
+        everybody = self._beats()
+        beats = [b for b in everybody if b.phase != heartbeat.FINISHED]
         idle = min((b.age_s for b in beats), default=0.0)
-        # A script may take its time to save, unless it was asked again.
-        if self._asked_at is not None and now - self._asked_at > STALL_S and (idle > STALL_S or (not beats and self._hurried())):
+        if self._asked_at is not None and now - self._asked_at > STALL_S and self._silent(everybody):
             self.outcome.killed = True
             self._kill()
         if self._first_end is not None and now - self._first_end > CLOSING_S and not beats:
@@ -211,8 +217,14 @@ class Attempt:
         if self.outcome.guilty is None and self._asked_at is None and idle > self.plan["config"]["hang_timeout"]:
             self._hang(idle)
 
-    def _hurried(self) -> bool:
-        return self._ours or self._asked_times > 1
+    def _silent(self, beats: list[heartbeat.Beat]) -> bool:
+        """After a wish to stop: does nobody do anything about it? Whoever saves may take his time, and whoever has just finished
+        needs a moment to leave. A script has no heartbeat: it is left alone until it is asked again."""
+        if not beats:
+            return self._ours or self._asked_times > 1
+        saving = any(beat.phase in SAVING for beat in beats)
+        patience = max(STALL_S, self.plan["config"]["hang_timeout"]) if saving else STALL_S
+        return min(beat.age_s for beat in beats) > patience
 
     def _hang(self, idle: float) -> None:
         """Nobody moves: note where everybody is, take stacks, end it."""
@@ -229,6 +241,7 @@ class Attempt:
         self._failed_at = time.monotonic() - PEER_GRACE_S + 1.0
 
     def _kill(self) -> None:
+        self._killing = True
         if self.outcome.asked != Exit.DONE:
             self.outcome.killed = True
         for child in self._alive.values():

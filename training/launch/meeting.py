@@ -80,9 +80,9 @@ class Line(ABC):
             except Broken:
                 self.lost(node)
 
-    def settle(self, own: Message, *, blames_another: bool) -> Message:
-        """The failure that every machine shows: of the machine whose rank failed first, as far as it can still say."""
-        if not blames_another and (own["rank"] is not None or own["cause"] != "hang"):
+    def settle(self, own: Message) -> Message:
+        """The failure that every machine shows: of the machine where it began, as far as that can still say."""
+        if own["rank"] is not None and not own["victim"]:
             self.tell({"record": own})
             return own
         end = time.monotonic() + SETTLE_S

@@ -28,6 +28,10 @@ CAUSE_BY_TYPE = {
     "BarrierError": "hang",
     "MemoryError": "host_oom_killed",
 }
+# How a rank ends whose peer has gone (gloo, NCCL, the store): it is not where it began.
+LOST_PEER = re.compile(
+    r"(closed|reset) by (the )?(remote )?peer|broken pipe|socket (is )?closed|remote process exited|connection was (likely )?closed", re.I
+)
 # A failure of the machine may pass; an exception in the code comes back.
 RETRYABLE_SIGNALS = {signal.SIGKILL, signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
 
@@ -65,7 +69,7 @@ def retryable(outcome: Outcome) -> bool:
 
 def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[str, Any]:
     """The content of failure.json."""
-    rank, status = outcome.guilty or (None, 0)
+    rank, status = (outcome.here if outcome.elsewhere else outcome.guilty) or (None, 0)
     errors = [e for p in run.ranks.glob("rank*.error.json") if (e := rundir.read_json(p))]
     first = min(errors, key=lambda e: e["time"], default=None)
     own = next((e for e in errors if e["rank"] == rank), None)
@@ -82,7 +86,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
         cause, summary = "unknown", "the script had come to its end; then its process was aborted (SIGABRT) while it was torn down"
     elif outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES):
         cause, summary = "config_error", "the rank refused its input: see its message above"
-    elif outcome.elsewhere:
+    elif outcome.elsewhere and outcome.here is None:
         cause, summary = "peer_died", "another machine failed first, and has not said how"
     elif outcome.hang_s is not None:
         cause, summary = "hang", _hang_summary(outcome, rank)
@@ -100,6 +104,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
         cause, summary = "unknown", _death(status)
     return {
         "cause": cause,
+        "victim": own is not None and LOST_PEER.search(own["message"]) is not None,
         "rank": rank,
         "summary": summary,
         "where": where,

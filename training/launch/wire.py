@@ -3,7 +3,6 @@ never executed, and everything that is no such line is an error of that connecti
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 from typing import Any
@@ -49,11 +48,16 @@ class Wire:
             self._rest += chunk
 
     def arrived(self) -> list[Message]:
-        """All messages that are there, without waiting. Raises Broken when there will be no more."""
-        out = []
-        with contextlib.suppress(TimeoutError, BlockingIOError):
+        """All messages that are there, without waiting. Raises Broken when there are none and will be no more."""
+        out: list[Message] = []
+        try:
             while True:
                 out.append(self.receive(0.0))
+        except (TimeoutError, BlockingIOError):
+            return out
+        except Broken:  # what was said before the end counts; the next call finds the end again
+            if not out:
+                raise
         return out
 
     def _line(self) -> Message | None:
