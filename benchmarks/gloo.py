@@ -47,7 +47,6 @@ def variants() -> dict[str, tuple[dict[str, Any], Callable[[Any], None]]]:
         "buckets of 5 MB": (view | {"bucket_cap_mb": 5}, nothing),
         "one bucket": (view | {"bucket_cap_mb": 1000}, nothing),
         "static graph": (view | {"static_graph": True}, nothing),
-        "bf16 compression": (view, compressed(hooks.bf16_compress_hook)),
         "fp16 compression": (view, compressed(hooks.fp16_compress_hook)),
     }
 
