@@ -117,6 +117,31 @@ def test_asked_to_stop_while_starting(launch: Launch, number: signal.Signals, co
     assert "stopped before the training began" in run.output and "Traceback" not in run.output and "failed" not in run.output
 
 
+@pytest.mark.slow
+def test_a_save_that_takes_its_time_is_not_cut_short(launch: Launch) -> None:
+    slow_disk = """
+import os, time
+if os.environ.get("RANK") == "0":
+    real = os.fsync
+    os.fsync = lambda file: (time.sleep(2.5), real(file))[1]
+"""
+    run = launch(*RUN, num_iterations=100000, save_every=0, hook=slow_disk)
+    run.wait_for("Iter: 3,", 120)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait(60) == 75 and "checkpoint saved" in run.output
+    assert len(list(run.run.checkpoints.glob("step_*/manifest.json"))) == 1
+
+
+@pytest.mark.slow
+def test_ranks_that_finish_late_after_a_wish_to_stop_have_stopped_regularly(launch: Launch) -> None:
+    """Ranks that have ended their work just now are leaving, not stuck, however long ago the wish was."""
+    pause = "__import__('time').sleep(4)"  # in each of two micro-batches: never silent for 5 s, but over that in all
+    run = launch(*RUN, num_iterations=100000, total_batch_size=512, hook=in_forward(0, 7, pause) + in_forward(0, 8, pause))
+    wait_until(lambda: (beat := read(run.run.heartbeat(0))) and str(beat) == "step 4: forward")
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait(60) == 75 and run.summary["steps"] == 4
+
+
 def test_second_ctrl_c_stops_at_once(launch: Launch) -> None:
     run = launch(*RUN, hook=in_forward(0, 3, "__import__('time').sleep(3600)"))
     run.wait_for("Iter: 2,")
