@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pexpect
 import pyte
 import pytest
 
-from tests.conftest import TOKEN
-from tests.e2e.conftest import TINY
+from tests.conftest import TOKEN, processes, wait_until
+from tests.e2e.conftest import TINY, Launched
+from training.rundir import RunDir, read_json
 
 
 class Terminal:
@@ -72,3 +75,20 @@ def test_no_color_is_respected(project: Path, command: list[str], token: str) ->
     terminal = Terminal([*command, "--num_iterations=5"], project, environment(token, NO_COLOR="1"))
     assert terminal.rest() == 2, "the flag is given twice"
     assert b"\x1b[3" not in terminal.raw and b"[ERROR]" in terminal.raw
+
+
+def test_a_lost_terminal_does_not_end_the_run(project: Path, command: list[str], token: str, tmp_path: Path) -> None:
+    terminal = Terminal(command, project, environment(token))
+    terminal.until("loss=")
+    os.close(terminal.child.fileno())  # what a broken ssh connection does: hang-up, and nobody reads any more
+    terminal.child.closed = True
+    (run,) = (RunDir(path) for path in (tmp_path / "experiments").iterdir())
+    wait_until(lambda: (read_json(run.summary) or {}).get("steps") == 2000, 120, "the run trains to its end")
+    wait_until(lambda: not processes(token), 8, "everybody gone")
+
+
+def test_nohup(launch: Callable[..., Launched]) -> None:
+    run = launch("nohup", "./launch_train.sh", "2", "configs/dual_gpu/quickstart.py", num_iterations=200)
+    run.wait_for("Iter: 3,")
+    run.process.send_signal(signal.SIGHUP)
+    assert run.wait() == 0 and run.summary["steps"] == 200

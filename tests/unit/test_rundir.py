@@ -19,6 +19,8 @@ def test_the_names_are_fixed(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "a run")
     found = {name: str(path.relative_to(run.path)) for name, path in vars(run).items() if name != "path"}
     assert found == {
+        "own": ".",
+        "own_plan": "plan.json",
         "plan": "plan.json",
         "plan_before": "plan.before.json",
         "preflight": "preflight.json",
@@ -57,6 +59,15 @@ def test_json_comes_back_as_it_was(tmp_path: Path) -> None:
     assert rundir.read_json(tmp_path / "x.json") == value
     assert (tmp_path / "x.json").read_bytes().endswith(b"\n")
     assert (tmp_path / "x.json").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_node_has_a_folder_of_its_own_for_what_it_decides_and_sees(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run", 2)
+    run.create()
+    own = {path.relative_to(run.path).parts[0] for path in (run.own_plan, run.argv, run.env, run.preflight, run.supervisor, run.failure)}
+    assert own == {"node2"} and run.own.is_dir()
+    common = {run.plan, run.metrics, run.events, run.checkpoints, run.heartbeat(3), run.rank_log(3)}
+    assert not any("node2" in str(path) for path in common)
 
 
 def test_a_name_that_is_no_utf8_can_be_written_down(tmp_path: Path) -> None:
