@@ -43,10 +43,8 @@ def main(argv: list[str]) -> int:
     planner.announce(plan)
     rundir.write_json(run.supervisor, {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time(), "ranks": []})
     try:
-        with meeting.line_of(plan) if plan["place"]["nnodes"] > 1 else nullcontext() as line:
-            if line:
-                line.gather(plan["config"]["meeting_timeout"])
-            _prepare(run, plan)
+        with _line(run, plan) if plan["place"]["nnodes"] > 1 else nullcontext() as line:
+            _prepare(run, plan, line)
             with Guardian() as token:
                 return _together(run, plan, line, token) if line else _attempts(run, plan, stages, token)
     except UserError as error:
@@ -57,14 +55,24 @@ def main(argv: list[str]) -> int:
         return Exit.INTERRUPTED
 
 
-def _prepare(run: rundir.RunDir, plan: dict[str, Any]) -> None:
-    """The data. Raises UserError; then the run is as if it had never been asked for."""
-    if not team.is_script(plan):
-        try:
+def _line(run: rundir.RunDir, plan: dict[str, Any]) -> meeting.Line:
+    try:
+        return meeting.line_of(plan)
+    except UserError:
+        plan_files.withdraw(run)
+        raise
+
+
+def _prepare(run: rundir.RunDir, plan: dict[str, Any], line: meeting.Line | None) -> None:
+    """The other machines and the data. Raises UserError; then the run is as if it had never been asked for."""
+    try:
+        if line:
+            line.gather(plan["config"]["meeting_timeout"])
+        if not team.is_script(plan):
             store.prepare(run, plan)
-        except UserError:
-            plan_files.withdraw(run)
-            raise
+    except UserError:
+        plan_files.withdraw(run)
+        raise
     if run.own == run.path:
         for old in (run.summary, run.failure, run.plan_before):
             old.unlink(missing_ok=True)

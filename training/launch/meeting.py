@@ -285,6 +285,6 @@ def _attempts(place: Place, hello: Message) -> Iterator[tuple[Message, Wire] | s
 
 
 def line_of(plan: dict[str, Any]) -> Head | Member:
-    """This machine's end. Raises UserError, OSError when node 0 can not listen."""
+    """This machine's end. Raises UserError when node 0 can not listen."""
     opened: Callable[[dict[str, Any]], Head | Member] = Head if plan["place"]["node_rank"] == 0 else Member
     return opened(plan)

@@ -72,7 +72,7 @@ def command(run: rundir.RunDir, plan: dict[str, Any]) -> list[str]:
 
 def listen(address: str, wanted: int, backlog: int) -> socket.socket:
     """A socket that listens at the wanted port or, when that is taken, at one of the next; 0 is any. Nobody can take the port
-    between now and the ranks' start. Raises UserError, or OSError when the address is not of this machine."""
+    between now and the ranks' start. Raises UserError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in range(wanted, min(wanted + ports.TRIES, 65536)) if wanted else (0,):
         store = socket.socket(family)
@@ -83,7 +83,8 @@ def listen(address: str, wanted: int, backlog: int) -> socket.socket:
         except OSError as error:
             store.close()
             if error.errno != errno.EADDRINUSE:
-                raise
+                text = f"{address or 'this machine'} can not be listened at, port {port} (--master_port): {error.strerror}"
+                raise UserError(Problem(text, "", ["--master_port=12355   # above 1023 no rights are needed"]), Exit.RESOURCES) from error
         else:
             return store
     text = f"port {wanted} (--master_port) and the next {ports.TRIES - 1} are taken; {wanted} by {ports.owner(wanted)}"

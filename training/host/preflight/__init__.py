@@ -77,7 +77,7 @@ def at_every_start(facts: Facts) -> list[Check]:
     saved = (estimate.parameters + estimate.optimizer + load.elsewhere) * (config.keep_checkpoints + 1) if load else 0
     checks.append(folder("run", request.experiments, "out_dir", saved + (64 << 20), origins["out_dir"]))
     checks.append(folder("log", request.logs, "log_dir", 1 << 20, origins["log_dir"]))
-    checks += not_running(request.resume_from) if request.resume_from else []
+    checks += not_running(request.resume_from) if request.resume_from and request.place.first_node else []
     return checks
 
 
