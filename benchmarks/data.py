@@ -8,11 +8,13 @@ The same shard of random tokens, 16 sequences of 128 tokens; rounds are interlea
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,14 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 from tqdm import tqdm
 
+from training import rundir
 from training.config.batch import Batch
+from training.config.schema import Config
 from training.data.loader import Batches, TokenDataset
 from training.data.order import Order
+from training.distributed import World
+from training.engine.checkpoint import Position
+from training.engine.trainer import begin_epoch
 
 SEQ, SIZE, COUNT, SHARD_TOKENS = 128, 16, 300, 1 << 24
 MANY = 50_000_000
@@ -72,6 +79,23 @@ def torch_start() -> None:
     next(iter(sampler))
 
 
+class Switch:
+    """What stands between two epochs of a run of one process: everything of the engine's protocol."""
+
+    def __init__(self, batches: Batches, folder: Path) -> None:
+        config, run = Config(device="cpu"), rundir.RunDir(folder)
+        steps = len(batches.dataset) // batches.step_sequences
+        world = World(0, 0, 1, torch.device("cpu"), "none", "-")
+        self.session: Any = SimpleNamespace(
+            config=config, run=run, world=world, batches=batches, batch=batches.batch, steps_left=lambda position: steps
+        )
+        gc.collect()
+        gc.freeze()  # as train() does
+
+    def __call__(self) -> None:
+        next(begin_epoch(self.session, Position(epoch=1)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds after one warm-up")
@@ -91,8 +115,9 @@ def main() -> None:
         batch = Batch(SIZE, SEQ, 2, 1)
 
         def ours(data: TokenDataset, workers: int = 0) -> Batches:
-            return Batches(data, batch, rank=0, seed=1, workers=workers, persistent=False, pin=False)
+            return Batches(data, batch, rank=0, seed=1, workers=workers, persistent=False)
 
+        switch = Switch(Batches(one, Batch(SIZE, SEQ, 1, 1), rank=0, seed=1, workers=0, persistent=False), Path(folder))
         for number in tqdm(range(rounds + 1), unit="round", disable=None):
             if number == 1:
                 found.clear()
@@ -105,6 +130,7 @@ def main() -> None:
             note("a batch: DataLoader, 2 workers", per_batch(torch_loader(one, 2)))
             note("new epoch, 131072 sequences: ours", first_index(lambda: next(held[0].epoch(1, 0))))  # noqa: B023
             note("new epoch, 131072 sequences: torch", first_index(lambda: next(torch_loader(one, 0))))
+            note("new epoch, the whole switch: ours", first_index(switch))
             note("start at 50 M sequences: ours", first_index(lambda: Order(MANY, 1, 0).indices(0, 4096)))
             note("start at 50 M sequences: torch", first_index(torch_start))
             held[2].close()

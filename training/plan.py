@@ -10,27 +10,21 @@ else has started, the word 'rank': train.py plans then, together with the other 
 from __future__ import annotations
 
 import os
-import secrets
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from training import console, plan_files, resume
+from training import console, plan_common, plan_files, resume
 from training import script as own_script
-from training.communication import verdicts
 from training.config import batch, flags
 from training.config.help import option_lines
 from training.data.tokenizer import vocab_of
 from training.errors import Exit, UserError
 from training.host import decide, fit, gpus, memory, preflight, torch_build, variables
-from training.launch.place import LOCAL, RANK, Place
+from training.launch.place import RANK
+from training.plan_common import Plan
 from training.request import ENTRYPOINT, Launch, Request, read
-
-SCHEMA_VERSION = 1
-Plan = dict[str, Any]
 
 
 def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[preflight.Check]]:
@@ -57,49 +51,22 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         cuda=device.value == "cuda",
         muon=config.optimizer == "muon",
         ranks=ranks,
+        total_tokens=config.total_batch_size,
+        copy=device.value == "cpu",
     )
     fitting = fit.choose(asked, config, ranks, room)
     split = batch.split(fitting.load.sequences, config.max_seq_len, ranks, config.total_batch_size) if fitting else None
     assert fitting and split, "request.divides() has checked this"
     estimate = memory.estimate(fitting.load)
     static_graph = decide.static_graph(config, split.accumulation)
-    port, port_check = preflight.port(config.master_port) if place.kind == LOCAL else (place.master_port, None)
-    launcher = decide.launcher(config, place, request.script, ranks)
-    chosen = variables.choose(
-        environ,
-        device=device.value,
-        ranks=ranks,
-        local_ranks=local,
-        debug=config.debug,
-        meeting=place.master_addr,
-        libuv=config.libuv,
-    )
-    used = machine.gpus[: request.gpu_ranks] if device.value == "cuda" else ()
-    chosen += verdicts.variables([g.uuid for g in used], machine.driver, torch.version if torch else None, environ)
-
-    checks = _checks(request, machine, torch, device.value, room, fitting.load)
+    plan, checks = plan_common.start(request, machine, torch, device, environ)
+    checks += _checks(request, machine, torch, device.value, room, fitting.load)
     checks += preflight.compile_works(torch, device.value, request) if compiled.value else []
-    checks += [port_check] if port_check else []
-    problems = [c.problem() for c in checks if c.status == preflight.ERROR]
-    if problems and not (request.dry_run or request.check):
-        raise UserError(problems, Exit.RESOURCES, said_by_another=place.kind == RANK and place.local_rank != 0)
+    plan_common.refuse_errors(request, checks)
 
-    plan: Plan = {
-        "schema_version": SCHEMA_VERSION,
-        "created": time.time(),
-        "launch": secrets.token_hex(8),
-        "torch": torch.version if torch else None,
-        "command": {"script": request.script, "args": request.args, "cwd": os.getcwd()},
+    plan |= {
         "config_file": str(request.config_file) if request.config_file else None,
         "config": asdict(config) | {"device_batch_size": split.device_sequences},
-        "origins": request.origins,
-        "place": place.record(),
-        "ranks": ranks,
-        "local_ranks": local,
-        "launcher": launcher.record(),
-        "device": device.record(),
-        "gpus": [g.record() for g in used],
-        "driver": machine.driver,
         "precision": precision.record(),
         "compile": compiled.record(),
         "device_batch_size": fitting.sequences.record(),
@@ -109,17 +76,9 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         "batch": asdict(split),
         "memory": estimate.record() | {"free_bytes": room, "load": asdict(fitting.load)},
         "data": {"name": request.source.name, "files": len(request.source.files), "bytes": request.source.total_bytes},
-        "variables": [v.record() for v in chosen],
-        "master_port": port,
-        "resume": bool(request.resume_from),
-        "notes": request.notes
-        + decide.left_over(place)
-        + resume_notes
-        + variables.useless(environ)
-        + _warnings(request, checks, static_graph),
-        "text": [],
     }
-    plan["text"] = sentences(plan, split, estimate, fitting)
+    plan["notes"] += [*resume_notes, *_warnings(request, checks, static_graph), *resume.decided_otherwise(request.resume_from, plan)]
+    plan["text"] += sentences(plan, split, estimate, fitting)
     return plan, checks
 
 
@@ -136,7 +95,7 @@ def _checks(
 
 
 def _warnings(request: Request, checks: list[preflight.Check], static_graph: decide.Choice) -> list[str]:
-    notes = [f"{c.name}: {c.text}" for c in checks if c.status == preflight.WARNING]
+    notes = plan_common.warnings(checks)
     if request.config.use_static_graph and not static_graph.value:
         notes.append(f"use_static_graph: {static_graph.reason}")
     return notes
@@ -144,14 +103,9 @@ def _warnings(request: Request, checks: list[preflight.Check], static_graph: dec
 
 def sentences(plan: Plan, split: batch.Batch, estimate: memory.Estimate, fitting: fit.Fit) -> list[str]:
     """The plan in a few lines; each decision with its reason."""
-    ranks = plan["ranks"]
     promise = memory.PROMISE.get(Path(plan["config_file"]).stem) if plan["config_file"] else None
     duration = [f"{plan['config'][n]} {w}" for n, w in (("num_iterations", "steps"), ("num_epochs", "epochs")) if plan["config"][n]]
-    place = Place(**plan["place"])
-    here = f", {plan['local_ranks']} of them on this machine" if plan["local_ranks"] != ranks else ""
     lines = [
-        place.sentence(),
-        f"{ranks} rank{'s' if ranks > 1 else ''}{here} by {plan['launcher']['value']}: {plan['launcher']['reason']}",
         f"device {plan['device']['value']}: {plan['device']['reason']}",
         f"precision {plan['precision']['value']}: {plan['precision']['reason']}; "
         f"compile {'on' if plan['compile']['value'] else 'off'}: {plan['compile']['reason']}",
@@ -234,7 +188,7 @@ def _script(program: str, args: list[str], environ: Mapping[str, str]) -> tuple[
     from training import plan_script
 
     request = own_script.read(program, args, environ)
-    return request, *plan_script.build(request, environ, SCHEMA_VERSION)
+    return request, *plan_script.build(request, environ)
 
 
 def _hand_out(request: Launch, plan: Plan, checks: list[preflight.Check]) -> int:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Plan = dict[str, Any]
 POLL_S = 0.05
+END_S = 3600.0  # the others wait so long for rank 0's last checkpoint
 SUPERVISED = "DUET_SUPERVISED"
 
 
@@ -135,16 +136,16 @@ def _live(run: rundir.RunDir, plan: Plan, world: World) -> Exit:
     """Train and, on rank 0, write the summary."""
     from training import summary
     from training.distributed import barrier, cleanup
-    from training.engine import closing, session, trainer
+    from training.engine import closing, evaluate, session, trainer
     from training.engine.record import Recorder
     from training.engine.steps import StopRequest
 
     stop = StopRequest()
-    stop.listen()
     started = time.time()
     if world.device.type == "cpu":
         allocator.keep_freed_memory()
     data = _data(run, plan, world)
+    stop.listen()  # before this there is nothing to save, and a signal ends the rank
     heartbeat.current.beat("building the model")
     setup = session.begin(plan, run, world, data)
     recorder = None
@@ -155,14 +156,17 @@ def _live(run: rundir.RunDir, plan: Plan, world: World) -> Exit:
             console.warning(
                 f"nothing left to train: step {setup.position.step} of {setup.length.total_steps}; raise --num_iterations or --num_epochs"
             )
+        if text := evaluate.why_not(setup):
+            console.warning(text)
         run.event("start", step=setup.position.step, total_steps=setup.length.total_steps, world_size=world.world_size)
     with setup.saver if world.rank == 0 else nullcontext():
         position, code = trainer.train(setup, recorder, stop)
     setup.batches.close()
-    if recorder:
-        recorder.close()
-    barrier("end of training", setup.config.hang_timeout)
+    # Rank 0 may have to write a large checkpoint before it comes; a supervisor sees by its heartbeat whether it does.
+    barrier("end of training", max(END_S, setup.config.hang_timeout))
     cleanup()
+    if recorder:
+        recorder.close()  # trackers may be slow, now that nobody waits for this rank any more
     if world.rank == 0:
         closing.write_summary(setup, plan, position, code, started)
         if SUPERVISED not in os.environ:
@@ -172,16 +176,27 @@ def _live(run: rundir.RunDir, plan: Plan, world: World) -> Exit:
 
 
 def _data(run: rundir.RunDir, plan: Plan, world: World) -> Prepared:
-    """Rank 0 prepares the data; the others wait for its file, without a collective that could time out."""
+    """Prepared by the supervisor, without one by rank 0; the others wait for its file, without a collective that could time out."""
     from training.data import store
 
-    if world.rank == 0:
+    if world.rank == 0 and SUPERVISED not in os.environ:
         heartbeat.current.beat("preparing data")
-        return store.prepare(run, plan) if SUPERVISED in os.environ else _prepare_alone(run, plan)
+        return _prepare_alone(run, plan)
     heartbeat.current.beat("waiting for data")
     while (data := store.published(run)) is None:
+        _prove_rank_0_lives()
         time.sleep(POLL_S)
     return data
+
+
+def _prove_rank_0_lives() -> None:
+    """The ranks' store is rank 0's, or that of a launcher which ends us with it. Raises RuntimeError when it has gone."""
+    import torch.distributed as dist
+
+    try:
+        dist.distributed_c10d._get_default_store().check(["data"])
+    except RuntimeError as error:
+        raise RuntimeError("rank 0 has ended while the others waited for its data") from error
 
 
 def _prepare_alone(run: rundir.RunDir, plan: Plan) -> Prepared:

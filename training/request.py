@@ -157,24 +157,31 @@ def read(
     if problems or source is None or place is None:
         raise UserError(problems, said_by_another=place is not None and place.kind == RANK and place.rank != 0)
     return Request(
-        script=script,
-        args=args,
-        place=place,
+        **common(script, args, line, resolved, place),
         ranks=ranks,
         local_ranks=local_ranks,
-        config=config,
-        origins=origins,
         config_file=config_file,
-        dry_run=line.on("dry_run") or line.on("explain"),
-        check=line.on("check"),
-        json=line.on("json"),
         source=source,
         resume_from=resume_from,
         resumed=resumed,
-        experiments=experiments,
-        logs=folder("log_dir", resolved),
         notes=notes,
     )
+
+
+def common(script: str, args: list[str], line: flags.CommandLine, resolved: resolve.Resolved, place: Place) -> dict[str, Any]:
+    """What every Launch has of its command line."""
+    return {
+        "script": script,
+        "args": args,
+        "place": place,
+        "config": resolved.config,
+        "origins": resolved.origins,
+        "dry_run": line.on("dry_run") or line.on("explain"),
+        "check": line.on("check"),
+        "json": line.on("json"),
+        "experiments": folder("out_dir", resolved),
+        "logs": folder("log_dir", resolved),
+    }
 
 
 def place_of(script: str, config: Config, environ: Mapping[str, str], problems: list[Problem], gpus: int) -> Place | None:

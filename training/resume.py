@@ -17,10 +17,17 @@ from training.errors import Problem, UserError
 if TYPE_CHECKING:
     from training.request import Request
 
-# A change of these is said, since the run is then no longer what it would have been without the stop.
-INEXACT = {"seed", "total_batch_size", "dropout", "precision"}
-# What a resume is for, or what changes nothing in the training.
-SILENT = {"num_iterations", "num_epochs", "device_batch_size", "resume", "run_name", "out_dir", "log_dir"}
+# What a resume is for, or what belongs to each start: not said.
+SILENT = {"num_iterations", "num_epochs", "resume", "run_name", "out_dir", "log_dir"}
+# A change of these is said and changes nothing in what is learnt. Any other that is not in DECIDED makes the run another one.
+HARMLESS = {
+    *("eval_every", "eval_tokens", "log_every", "sample_tokens", "save_every", "keep_checkpoints", "inspect_every", "debug_ddp"),
+    *("num_workers", "persistent_workers", "hang_timeout", "retries", "activation_checkpointing"),
+    *("use_dummy_wandb", "wandb_mode", "wandb_project", "wandb_run", "tensorboard"),
+    *("data", "text_field", "tokenizer", "vocab_size"),  # what counts is the tokens: check_data()
+}
+# What the plan decides where the configuration says auto: not the word counts, but what became of it (decided_otherwise).
+DECIDED = {"device", "precision", "compile", "loss_chunks", "device_batch_size"}
 
 
 def check_model(request: Request, shape: dict[str, int]) -> list[str]:
@@ -65,8 +72,35 @@ def changes(config: Config, resumed: Values) -> list[str]:
     if not differ:
         return []
     shown = ", ".join(f"{name} {_short(old)} → {_short(new)}" for name, (old, new) in differ.items())
-    end = "; not what the run would have been without the stop" if INEXACT & set(differ) else ""
+    end = "; not what the run would have been without the stop" if set(differ) - HARMLESS - DECIDED else ""
     return [f"changed in the resumed run: {shown}{end}"]
+
+
+def decided_otherwise(run: rundir.RunDir | None, plan: dict[str, Any]) -> list[str]:
+    """A note when this plan of a resumed run (None: it is a new one) does not calculate as the one that it had before did: on another
+    device, say, where the configuration says auto. Called while the old plan is still there."""
+    before = rundir.read_json(run.plan) if run else None
+    if before is None:
+        return []
+    then, now = _arithmetic(before), _arithmetic(plan)
+    differ = [f"{name} {then[name]} → {now[name]}" for name in now if then.get(name, now[name]) != now[name]]
+    return [f"decided otherwise than before the stop: {', '.join(differ)}; not bit-exact"] if differ else []
+
+
+def _arithmetic(plan: dict[str, Any]) -> dict[str, Any]:
+    """What the sums of a step depend on, beside the configuration. Checkpointed blocks do not: they are computed the same again."""
+    names = ("device", "precision", "compile", "loss_chunks")
+    values = {name: plan[name]["value"] for name in names if name in plan}
+    return values | {"device_batch_size": plan["config"]["device_batch_size"], "torch": plan.get("torch")}
+
+
+def position(run: rundir.RunDir, data: Prepared) -> dict[str, int]:
+    """Where a run goes on: step, epoch and used sequences of it (engine.checkpoint.Position)."""
+    saved = manifest.newest(run.checkpoints)
+    if saved is None:
+        return {"step": 0, "epoch": 0, "used": 0}
+    same = saved["data"].get("tokens_sha256") == content(data)
+    return {"step": saved["step"], "epoch": saved["epoch"], "used": saved["used"] if same else 0}
 
 
 def _short(value: Any) -> str:

@@ -18,7 +18,7 @@ from training.config import flags, resolve
 from training.config.schema import FIELDS
 from training.errors import Problem, UserError
 from training.launch.place import RANK
-from training.request import Launch, command, count, folder, number_of_ranks, place_of, run_name
+from training.request import Launch, command, common, count, folder, number_of_ranks, place_of, run_name
 
 SCRIPT = "launch_train.sh"
 SEPARATOR = "--"
@@ -103,22 +103,8 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     if problems or place is None:
         raise UserError(problems)
     ranks, local, notes = count(place, typed, program, 0)
-    return ScriptLaunch(
-        script=program,
-        args=args,
-        place=place,
-        ranks=ranks,
-        local_ranks=local,
-        config=config,
-        origins=origins,
-        dry_run=line.on("dry_run") or line.on("explain"),
-        json=line.on("json"),
-        check=line.on("check"),
-        experiments=experiments,
-        logs=folder("log_dir", resolved),
-        notes=notes,
-        runs=script,
-    )
+    shared = common(program, args, line, resolved, place)
+    return ScriptLaunch(**shared, ranks=ranks, local_ranks=local, notes=notes, runs=script)
 
 
 def _other_field(variable: str) -> bool:

@@ -16,12 +16,14 @@ def render(run: rundir.RunDir, plan: dict[str, Any]) -> str:
         return ""
     more = {} if s["status"] == "stopped" else longer(plan["config"], s["steps"])
     first, last = s["loss_first"] / math.log(2), s["loss_last"] / math.log(2)
-    validation = f"; validation {s['val_bpb_first']:.3f} → {s['val_bpb_last']:.3f}" if s.get("val_bpb_last") is not None else ""
+    unit = "byte" if plan["config"]["tokenizer"] == "bytes" else "token"
+    seen = s.get("val_bpb_last") is not None
+    validation = f"; validation {s['val_bpb_first']:.3f} → {s['val_bpb_last']:.3f} bits per byte" if seen else ""
     lines = [
         f"Model      GPT, depth {plan['config']['depth']}, {s['parameters'] / 1e6:.2f} M parameters",
-        f"Trained    {s['steps']} steps, {s['tokens'] / 1e6:.2f} M tokens of {plan['data']['name']} in {_duration(s['seconds'])}, "
+        f"Trained    {s['steps']} steps, {s['tokens'] / 1e6:.2f} M tokens of {plan['data']['name']}{_when(s)}, "
         f"{plan['ranks']} × {plan['device']['value']}",
-        f"Loss       {first:.3f} → {last:.3f} bits per byte{validation}",
+        f"Loss       {first:.3f} → {last:.3f} bits per {unit}{validation}",
         f"Speed      {s['tokens_per_s']:,.0f} tokens/s, {s['step_ms']:.1f} ms per step (medians)",
     ]
     if s.get("sample"):
@@ -35,6 +37,15 @@ def render(run: rundir.RunDir, plan: dict[str, Any]) -> str:
         f"Go on      {next_command(plan, run, **more)}",
     ]
     return "\n".join(f"  {line}" for line in lines if line) + "\n"
+
+
+def _when(s: dict[str, Any]) -> str:
+    """How long; of a resumed run the time is that of its last part."""
+    begun = s.get("begun_at", 0)
+    if begun >= s["steps"]:
+        return ", all of them before this start"
+    part = f", steps {begun + 1} to {s['steps']}" if begun else ""
+    return f"{part} in {_duration(s['seconds'])}"
 
 
 def _contents(run: rundir.RunDir, checkpoint: str) -> str:

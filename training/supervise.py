@@ -126,6 +126,8 @@ def _attempts(run: rundir.RunDir, plan: dict[str, Any], stages: set[str], token:
             console.error(f"given up: the second failure at step {failed_at[-1]}")
             break
         console.warning(f"restarting from the last checkpoint (attempt {attempt + 1} of {plan['config']['retries'] + 1})")
+        if store.changed(run):
+            store.prepare(run, plan)
         run.event("restart", attempt=attempt + 1, cause=record["cause"], step=failed_at[-1])
         run.failure.unlink(missing_ok=True)
     return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.e2e.conftest import Launched
 from tests.e2e.hooks import at_rank, in_forward
-from training.rundir import read_records
+from training.rundir import read_json, read_records
 
 Launch = Callable[..., Launched]
 CONFIG = "configs/dual_gpu/quickstart.py"
@@ -190,6 +191,92 @@ def test_a_resume_says_what_it_changes(launch: Launch, text: Path, tmp_path: Pat
     run = launch("./launch_train.sh", "2", tiny=False, resume="kept", num_iterations=6, seed=5, data=other).ok()
     assert "seed 1337 → 5" in run.output and "not what the run would have been without the stop" in run.output
     assert "the data is not what kept was trained on so far: its epoch begins anew" in run.output
+
+
+def test_a_resume_that_calculates_otherwise_says_so(launch: Launch, text: Path) -> None:
+    """The configuration says auto both times; what became of it is another thing, as on a CPU that lacks bf16."""
+    kept = launch(*RUN, name="kept", data=text, num_iterations=4).ok()
+    made = json.loads(kept.run.plan.read_text())
+    assert made["config"]["precision"] == "auto"
+    other = "fp32" if made["precision"]["value"] == "bf16" else "bf16"
+    kept.run.plan.write_text(json.dumps(made | {"precision": {"value": other, "reason": "as it was there"}}))
+    run = launch("./launch_train.sh", "2", tiny=False, resume="kept", num_iterations=6, device_batch_size=2).ok()
+    now = made["precision"]["value"]
+    said = f"decided otherwise than before the stop: precision {other} → {now}, device_batch_size 4 → 2; not bit-exact"
+    assert said in run.output
+    again = launch("./launch_train.sh", "2", tiny=False, resume="kept", num_iterations=8).ok()
+    assert "decided otherwise" not in again.output
+
+
+def test_a_resume_with_another_batch_trains_the_rest_of_the_epoch(launch: Launch, text: Path) -> None:
+    """One epoch, stopped in its middle, resumed with twice the batch: every sequence once, and the tokens are counted as they were."""
+    flags = {"data": text, "num_iterations": 0, "num_epochs": 1, "save_every": 5}
+    cut = launch(*RUN, name="cut", **flags)
+    cut.wait_for("Iter: 15,")
+    cut.process.send_signal(signal.SIGTERM)
+    assert cut.wait() == 75
+    stopped = cut.summary["steps"]
+    sequences = next(r for r in read_records(cut.run.events) if r["event"] == "shards")["ranks"][0]["dataset_sequences"]
+    left = (sequences - 8 * stopped) // 16
+    assert left > 3
+    resumed = launch("./launch_train.sh", "2", tiny=False, resume="cut", total_batch_size=512).ok()
+    assert max(resumed.steps) == stopped + left
+    assert resumed.summary["tokens"] == 256 * stopped + 512 * left == resumed.steps[stopped + left]["tokens"]
+    assert read_json(resumed.run.data)["total_steps"] == stopped + left  # type: ignore[index]
+    assert f"steps {stopped + 1} to {stopped + left} in " in resumed.output
+
+
+def test_shared_muon_is_bit_for_bit_that_of_each_rank_alone(launch: Launch, text: Path) -> None:
+    import torch
+
+    alone = """
+        from training.engine import optim
+        class Nobody:
+            is_initialized = staticmethod(lambda: False)
+        optim.dist = Nobody
+"""
+    settings = {"data": text, "depth": 3, "num_iterations": 20}
+    shared = launch(*RUN, **settings).ok()
+    each = launch(*RUN, **settings, hook=at_rank(0, alone) + at_rank(1, alone)).ok()
+    assert shared.losses == each.losses
+    states = [torch.load(r.run.checkpoints / "step_00000020/state.pt", weights_only=True) for r in (shared, each)]
+    assert all(torch.equal(states[1]["model"][name], value) for name, value in states[0]["model"].items())
+    moments = [state["optimizer"][0]["state"] for state in states]
+    assert len(moments[0]) == 21 and moments[0].keys() == moments[1].keys()
+    for index, values in moments[0].items():
+        assert all(torch.equal(moments[1][index][name], value) for name, value in values.items())
+
+
+def test_a_full_disk_does_not_end_the_training(launch: Launch, text: Path) -> None:
+    """From the first checkpoint on, no file of rank 0 may grow beyond 20 kB until the second was tried."""
+    hook = at_rank(
+        0,
+        """
+        import resource
+        from training.engine import checkpoint
+        original, calls = checkpoint.save, [0]
+        def limited(*args):
+            calls[0] += 1
+            limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+            if calls[0] == 2:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limit[1]))
+            try:
+                return original(*args)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        checkpoint.save = limited
+""",
+    )
+    run = launch(*RUN, data=text, save_every=4, keep_checkpoints=9, hook=hook).ok()
+    assert "checkpoint of step 8 was not saved: [Errno 27] File too large" in run.output
+    assert [p.name for p in sorted(run.run.checkpoints.iterdir())] == ["step_00000004", "step_00000012"]
+
+
+def test_without_validation_it_is_said_once(launch: Launch, tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_bytes((ROOT / "LICENSE").read_bytes()[:1100])
+    run = launch(*RUN, data=short, eval_every=2, num_iterations=4, max_seq_len=64, device_batch_size=1, total_batch_size=128).ok()
+    assert run.output.count("no validation: the text for it makes 0 sequences of 64 tokens, fewer than one for each of 2 ranks") == 1
 
 
 def test_a_resume_without_a_checkpoint_says_so(launch: Launch, text: Path) -> None:

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, wait_until
 from tests.e2e.conftest import Launched
-from tests.e2e.hooks import slow_progress_bar
+from tests.e2e.hooks import at_rank, slow_progress_bar
+from training import heartbeat
+from training.launch.team import free_port
+from training.rundir import RunDir, read_records
 
 Launch = Callable[..., Launched]
 RUN = ("./launch_train.sh", "2", "configs/dual_gpu/quickstart.py")
@@ -62,6 +65,62 @@ def test_resume_after_kill_is_bit_exact(launch: Launch, small_text: Path, worker
     assert final[0] == final[1], "weights and optimizer state, bit for bit"
 
 
+def test_an_evaluation_is_not_lost_between_it_and_the_checkpoint(launch: Launch) -> None:
+    """Rank 0 is killed when the checkpoint of a step is due that is evaluated, too: there is none of a step whose evaluation is not."""
+    hook = at_rank(
+        0,
+        """
+        import os, signal
+        from training.engine.saver import Saver
+        original = Saver.save
+        def last(self, position, state, facts, *, required):
+            original(self, position, state, facts, required=True)
+            if position.step == 8:
+                os.kill(os.getpid(), signal.SIGKILL)
+        Saver.save = last
+""",
+    )
+    cut = launch(*RUN, name="cut", save_every=8, eval_every=8, hook=hook)
+    assert cut.wait() == 4
+    assert (cut.run.checkpoints / "step_00000008").is_dir()
+    resumed = launch("./launch_train.sh", "2", tiny=False, resume="cut").ok()
+    assert {r["step"] for r in read_records(resumed.run.metrics) if "val_bpb" in r} == {8, 12}
+
+
+def test_asked_to_stop_in_the_last_step_is_finished(launch: Launch) -> None:
+    hook = at_rank(
+        1,
+        """
+        import os, signal
+        from training.engine import optim
+        original, calls = optim.Optimizers.schedule, [0]
+        def asked(self, step, share):
+            if step == 11:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return original(self, step, share)
+        optim.Optimizers.schedule = asked
+""",
+    )
+    run = launch(*RUN, eval_every=100, hook=hook).ok()
+    assert run.summary["status"] == "done" and run.summary["steps"] == 12 and run.summary["val_bpb_last"] and run.summary["sample"]
+
+
+def test_what_lives_before_the_first_epoch_is_not_collected_again(launch: Launch, small_text: Path, tmp_path: Path) -> None:
+    seen = tmp_path / "frozen"
+    patch = f"""
+        import gc
+        original = gc.collect
+        def noted(*args):
+            with open({str(seen)!r}, "a") as file:
+                file.write(f"{{gc.get_freeze_count()}}\\n")
+            return original(*args)
+        gc.collect = noted
+"""
+    launch(*RUN, data=small_text, num_epochs=3, hook=at_rank(0, patch), **EPOCHS).ok()
+    first, *epochs = map(int, seen.read_text().split())
+    assert first == 0 and len(epochs) == 3 and min(epochs) > 10_000
+
+
 def test_damaged_checkpoint_is_named_and_the_one_before_used(launch: Launch) -> None:
     whole = launch(*RUN, num_iterations=20, save_every=5, name="flipped").ok()
     newest = sorted(whole.run.checkpoints.glob("step_*"))[-1] / "state.pt"
@@ -98,6 +157,45 @@ if os.environ.get("RANK") == "0":
 """
     run = launch(*TORCHRUN, data=small_text, num_iterations=3, hang_timeout=4, hook=hook, device_batch_size=2, total_batch_size=128).ok()
     assert len(run.steps) == 3
+
+
+def test_the_supervisor_alone_proves_the_data(launch: Launch, small_text: Path) -> None:
+    patch = """
+        from training.data import store
+        def never(*args):
+            raise AssertionError("the data is prepared by a rank")
+        store.prepare = never
+"""
+    run = launch(*RUN, data=small_text, num_iterations=3, device_batch_size=2, total_batch_size=128, hook=at_rank(0, patch)).ok()
+    assert len(run.steps) == 3
+
+
+def test_who_waits_for_the_data_of_a_dead_rank_ends(launch: Launch, small_text: Path, tmp_path: Path) -> None:
+    """Ranks that a platform starts, without a launcher that would end the others."""
+    here, port = tmp_path / "preparing", free_port("127.0.0.1")
+    stuck = at_rank(
+        0,
+        f"""
+        import pathlib, time
+        from training.data import store
+        def never(*args):
+            pathlib.Path({str(here)!r}).touch()
+            time.sleep(600)
+        store.prepare = never
+""",
+    ).replace(' and "DUET_RUN_DIR" in os.environ', "")
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        launch(sys.executable, "train.py", RUN[2], data=small_text, hook=stuck, name="dead", env=place | {"RANK": r, "LOCAL_RANK": r})
+        for r in ("0", "1")
+    ]
+    wait_until(here.exists, 60, "rank 0 prepares the data")
+    beat = RunDir(ranks[0].run.path).heartbeat(1)
+    wait_until(lambda: "waiting for data" in str(heartbeat.read(beat)), 60, "rank 1 waits")
+    ranks[0].process.send_signal(signal.SIGKILL)
+    ranks[0].wait()
+    assert ranks[1].wait(30) != 0
+    assert "rank 0 has ended while the others waited for its data" in ranks[1].output
 
 
 def test_bad_data_ends_all_ranks_with_one_message(launch: Launch, tmp_path: Path) -> None:

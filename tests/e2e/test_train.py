@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.e2e.conftest import Launched
-from tests.e2e.hooks import in_forward
+from tests.e2e.hooks import at_rank, in_forward
 
 Launch = Callable[..., Launched]
 QUICKSTART = "configs/dual_gpu/quickstart.py"
@@ -109,6 +109,10 @@ def test_bare_python_and_bare_torchrun(launch: Launch) -> None:
     assert re.search(r"World size +2", torchrun.output) and torchrun.summary["status"] == "done"
     spawned = launch("./launch_train.sh", "2", QUICKSTART).ok()
     assert torchrun.losses == spawned.losses, "whoever starts the ranks, the training is the same"
+    for run in (python, torchrun, spawned):
+        log = Path(json.loads(run.run.plan.read_text())["log_file"]).read_text()
+        lines = re.findall(r"^\[[\d :-]+\] Epoch: .*$", run.output, re.M)
+        assert len(lines) >= 12 and re.findall(r"^\[[\d :-]+\] Epoch: .*$", log, re.M) == lines, "the log gets what the console gets, once"
 
 
 def test_torchrun_as_launcher(launch: Launch) -> None:
@@ -117,6 +121,27 @@ def test_torchrun_as_launcher(launch: Launch) -> None:
     failed = launch("./launch_train.sh", "2", QUICKSTART, launcher="torchrun", hook=in_forward(1, 5, "raise ValueError('planted')"))
     assert failed.wait() == 4
     assert failed.failure["rank"] == 1 and "planted" in failed.failure["summary"]
+
+
+def test_a_slow_tracker_and_a_long_sample_do_not_fail_a_finished_run(launch: Launch) -> None:
+    """Both take longer than anything may stand still."""
+    slow = at_rank(
+        0,
+        """
+        import time
+        from training.engine import record
+        record.TensorBoard.close = lambda self: time.sleep(5)
+        from training.engine import model
+        original = model.GPT.forward
+        def forward(self, inputs, *args, **kwargs):
+            if not args and not kwargs:
+                time.sleep(0.5)
+            return original(self, inputs, *args, **kwargs)
+        model.GPT.forward = forward
+""",
+    )
+    run = launch("./launch_train.sh", "2", QUICKSTART, tensorboard=True, hang_timeout=3, sample_tokens=10, hook=slow).ok()
+    assert run.summary["status"] == "done" and run.summary["sample"] is not None
 
 
 def test_nothing_listens_outside_loopback(launch: Launch) -> None:

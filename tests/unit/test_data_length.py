@@ -47,12 +47,43 @@ def test_steps_per_epoch_count_whole_steps_of_all_ranks() -> None:
     ],
 )
 def test_whichever_comes_first(config: dict[str, int], total: int) -> None:
-    assert length(24_001, BATCH, **config) == Length(total, 100)
+    assert length(24_001, BATCH, **config) == Length(total, 100, -(-total // 100))
 
 
 @pytest.mark.parametrize(("total", "epochs"), [(1, 1), (100, 1), (101, 2), (300, 3)])
 def test_epochs_that_are_begun(total: int, epochs: int) -> None:
-    assert Length(total, 100).epochs == epochs
+    assert length(24_001, BATCH, num_iterations=total).epochs == epochs
+
+
+@pytest.mark.parametrize("step", [0, 1, 99, 100, 101, 250, 299, 300])
+@pytest.mark.parametrize("config", [{"num_epochs": 3}, {"num_epochs": 3, "num_iterations": 280}, {"num_iterations": 300}])
+def test_a_resume_with_the_same_batch_is_as_long(step: int, config: dict[str, int]) -> None:
+    whole = length(24_001, BATCH, **config)
+    epoch, done = divmod(step, 100)
+    at = [(epoch, done)] + ([(epoch - 1, 100)] if epoch and not done else [])  # the end of one is the beginning of the next
+    for number, steps in at:
+        found = plan_length(Config(**config), BATCH, data(24_001), step=step, epoch=number, used=24 * steps)
+        assert found.total_steps == whole.total_steps and found.steps_per_epoch == 100
+        assert found.epochs == (whole.epochs if step <= whole.total_steps and number < 3 else number + 1)
+
+
+@pytest.mark.parametrize(
+    ("world", "accumulation", "tokens", "left"),
+    [
+        (2, 6, 24_001, 42 + 50),  # twice the batch: 2400 - 15 * 24 sequences are left, and one more epoch
+        (1, 3, 24_001, 170 + 200),
+        (2, 3, 48_001, 185 + 200),  # more text
+        (2, 3, 3_601, 15),  # less than was used already: only the epoch that follows
+    ],
+)
+def test_a_resume_with_another_batch_or_text_trains_the_rest(world: int, accumulation: int, tokens: int, left: int) -> None:
+    batch = Batch(4, 10, world, accumulation)
+    found = plan_length(Config(num_epochs=2), batch, data(tokens), step=15, epoch=0, used=15 * 24)
+    assert found.total_steps == 15 + left and found.epochs == 2
+    again = plan_length(Config(num_epochs=2, num_iterations=20), batch, data(tokens), step=15, epoch=0, used=15 * 24)
+    assert again.total_steps == 20, "steps are counted as they were"
+    over = plan_length(Config(num_epochs=1), batch, data(tokens), step=15, epoch=1, used=0)
+    assert over.total_steps == 15, "nothing is left"
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 10, 240])

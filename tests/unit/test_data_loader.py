@@ -40,7 +40,7 @@ def batches(
     data: TokenDataset, *, rank: int = 0, world: int = 1, size: int = 2, micro: int = 1, workers: int = 0, persistent: bool = False
 ) -> Batches:
     batch = Batch(size, data.seq_len, world, micro)
-    return Batches(data, batch, rank=rank, seed=3, workers=workers, persistent=persistent, pin=False)
+    return Batches(data, batch, rank=rank, seed=3, workers=workers, persistent=persistent)
 
 
 def firsts(found: Batches, epoch: int = 0, used: int = 0) -> list[list[int]]:
@@ -224,7 +224,7 @@ from training.config.batch import Batch
 from training.data.loader import Batches, TokenDataset
 path = Path(sys.argv[1])
 data = TokenDataset([path], 8)
-batches = Batches(data, Batch(2, 8, 1, 1), rank=0, seed=1, workers=2, persistent=sys.argv[2] == "persistent", pin=False)
+batches = Batches(data, Batch(2, 8, 1, 1), rank=0, seed=1, workers=2, persistent=sys.argv[2] == "persistent")
 held = [batches, batches.epoch(0, 0)]
 held.append(held)
 next(held[1])
@@ -248,3 +248,12 @@ def test_closed_batches_give_nothing_more(workers: int, data: TokenDataset) -> N
     with pytest.raises(RuntimeError, match="closed"):
         next(epoch)
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_travel_whole_and_are_parted_on_the_device(workers: int, data: TokenDataset) -> None:
+    """Parts of rows have gaps between them: a GPU would get them through pageable memory. A device without memory shows the strides."""
+    found = Batches(data, Batch(2, SEQ, 1, 1), rank=0, seed=3, workers=workers, persistent=False, device=torch.device("meta"))
+    for part in next(found.epoch(0, 0)):
+        assert part.device.type == "meta" and part.shape == (2, SEQ) and part.stride() == (SEQ + 1, 1)
+    found.close()

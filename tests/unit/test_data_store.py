@@ -12,6 +12,8 @@ import pytest
 from tests.unit.conftest import ROOT
 from training.config.schema import FIELDS, Config
 from training.data import store
+from training.data.prepare import content
+from training.engine import manifest
 from training.errors import Exit, UserError
 from training.rundir import RunDir
 
@@ -105,3 +107,29 @@ def test_a_long_preparation_says_how_far_it_is(
 def test_a_short_one_says_nothing(write: Write, run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store.prepare(run, plan(write("a.txt", "some text" * 100)), tmp_path / "cache")
     assert capsys.readouterr().err == ""
+
+
+def test_the_published_length_is_that_of_the_rest_of_a_resumed_run(write: Write, run: RunDir, tmp_path: Path) -> None:
+    name = write("a.txt", "some text" * 100)
+    data = store.prepare(run, plan(name, num_epochs=2), tmp_path / "cache")
+    sequences = (data.train_tokens - 1) // 8
+    facts = {
+        "step": 10,
+        "epoch": 0,
+        "used": 20,
+        "shape": {},
+        "optimizer": "",
+        "world_size": 2,
+        "bytes": 0,
+        "sha256": "",
+        "tokenizer": "bytes",
+    }
+    folder = run.checkpoints / manifest.folder_name(10)
+    folder.mkdir()
+    manifest.write(folder, facts | {"data": {"folder": Path(data.folder).name, "tokens_sha256": content(data)}})
+    wider = plan(name, num_epochs=2)
+    wider["batch"]["accumulation"] = 2
+    store.prepare(run, wider, tmp_path / "cache")
+    found = json.loads(run.data.read_text())
+    assert found["total_steps"] == 10 + (sequences - 20) // 4 + sequences // 4
+    assert (found["steps_per_epoch"], found["epochs"]) == (sequences // 4, 2)

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
+import resource
 import shutil
+import threading
 from dataclasses import asdict
 from pathlib import Path
 
@@ -33,13 +37,15 @@ def parts() -> Parts:
 
 def save(folder: Path, step: int, parts: Parts, keep: int = 3) -> Path:
     state = {"model": parts[0].state_dict(), "optimizer": parts[1].state_dict()}
-    return checkpoint.save(folder, Position(step, 1, step), state, FACTS, keep)
+    path = checkpoint.save(folder, Position(step, 1, step, 8 * step), state, FACTS)
+    assert checkpoint.prune(path, keep) == ""
+    return path
 
 
 def test_round_trip_is_exact(tmp_path: Path, parts: Parts) -> None:
     save(tmp_path, 7, parts)
     loaded = checkpoint.latest(tmp_path)
-    assert loaded and loaded.position == Position(7, 1, 7) and not loaded.skipped
+    assert loaded and loaded.position == Position(7, 1, 7, 56) and not loaded.skipped
     for name, value in parts[0].state_dict().items():
         assert torch.equal(loaded.state["model"][name], value)
     for saved, part in zip(loaded.state["optimizer"], parts[1].state_dict(), strict=True):
@@ -89,10 +95,65 @@ def test_all_damaged_is_an_error_and_no_fresh_start(tmp_path: Path, parts: Parts
         checkpoint.latest(tmp_path)
 
 
-def test_old_ones_are_pruned_after_the_new_one_is_there(tmp_path: Path, parts: Parts) -> None:
-    for step in range(1, 6):
-        save(tmp_path, step, parts, keep=2)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_00000004", "step_00000005"]
+@pytest.mark.parametrize("keep", range(1, 8))
+def test_old_ones_are_pruned_after_the_new_one_is_there(tmp_path: Path, keep: int) -> None:
+    for step in range(1, 9):
+        checkpoint.prune(checkpoint.save(tmp_path, Position(step), {}, FACTS), keep)
+        kept = range(max(1, step - keep + 1), step + 1)
+        assert sorted(p.name for p in tmp_path.iterdir()) == [f"step_{n:08d}" for n in kept]
+
+
+def test_what_a_user_has_put_there_stays(tmp_path: Path, parts: Parts) -> None:
+    copy = shutil.copytree(save(tmp_path, 1, parts), tmp_path / "step_00000001.mine")
+    (tmp_path / "step_00000002.tar").touch()
+    (tmp_path / "step_00000003").touch()
+    for step in (4, 5):
+        save(tmp_path, step, parts, keep=1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [copy.name, "step_00000002.tar", "step_00000003", "step_00000005"]
+    loaded = checkpoint.latest(tmp_path)
+    assert loaded and loaded.position.step == 5 and not loaded.skipped
+
+
+def test_what_can_not_be_removed_is_said_and_the_others_are(tmp_path: Path, parts: Parts) -> None:
+    elsewhere = save(tmp_path, 1, parts).rename(tmp_path / "elsewhere")
+    (tmp_path / "step_00000001").symlink_to(elsewhere)  # which rmtree refuses
+    save(tmp_path, 2, parts, keep=9)
+    said = checkpoint.prune(checkpoint.save(tmp_path, Position(3), {}, FACTS), 1)
+    assert said.startswith(f"old checkpoints can not be removed: {tmp_path / 'step_00000001'}: ")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["elsewhere", "step_00000001", "step_00000003"]
+
+
+def test_a_file_that_can_not_grow_is_the_disk_s_error_and_no_other(tmp_path: Path, parts: Parts) -> None:
+    """The kernel itself refuses, in the middle of torch.save: which hides the reason in an error of its own."""
+    save(tmp_path, 1, parts)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))
+    try:
+        with pytest.raises(OSError) as caught:
+            save(tmp_path, 2, parts)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert caught.value.errno == errno.EFBIG
+    assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]
+
+
+def test_an_error_of_torch_itself_is_not_the_disk_s(tmp_path: Path) -> None:
+    with pytest.raises((RuntimeError, AttributeError, TypeError)):
+        checkpoint.save(tmp_path, Position(1), {"w": threading.Lock()}, FACTS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_files_names_are_on_the_disk_before_the_folder_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[int, bool]] = []
+    real = os.fsync
+
+    def noted(handle: int) -> None:
+        synced.append((os.fstat(handle).st_ino, any(tmp_path.glob("step_*"))))
+        real(handle)
+
+    monkeypatch.setattr(checkpoint.os, "fsync", noted)
+    path = checkpoint.save(tmp_path, Position(1), {}, FACTS)
+    assert (path.stat().st_ino, False) in synced and synced[-1] == (tmp_path.stat().st_ino, True)
 
 
 def test_failed_save_leaves_the_earlier_ones_and_nothing_half(tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +186,7 @@ def test_what_the_disk_does_not_give_back_is_no_checkpoint(tmp_path: Path, parts
     """The ones before stay, all of them: pruning waits until the new one is verified."""
     for step in (1, 2):
         save(tmp_path, step, parts, keep=2)
-    monkeypatch.setattr(checkpoint, "_sha256", lambda path: "something else")
+    monkeypatch.setattr(checkpoint, "_sha256", lambda *args: "something else")
     with pytest.raises(OSError, match="does not give back"):
         save(tmp_path, 3, parts, keep=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step_00000001", "step_00000002"]

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from training import heartbeat
 from training.config.batch import Batch
 from training.config.schema import Config
 from training.data.loader import TokenDataset
 from training.data.tokenizer import BOS, load
 from training.distributed import World
-from training.engine.evaluate import Score, evaluate
+from training.engine.evaluate import Score, evaluate, why_not
 from training.engine.model import GPT
 from training.engine.shape import Shape
 
@@ -35,16 +36,21 @@ def gpt() -> GPT:
 
 
 def score(model: GPT, data: TokenDataset, batch: int = 4, tokens: int = 1000, tokenizer: Any = None) -> Score | None:
-    session: Any = SimpleNamespace(
+    return evaluate(session_of(model, data, batch, tokens, tokenizer))
+
+
+def session_of(
+    model: GPT, data: TokenDataset, batch: int = 4, tokens: int = 1000, tokenizer: Any = None, world: World = WORLD, **config: Any
+) -> Any:
+    return SimpleNamespace(
         raw=model,
         validation=data,
-        world=WORLD,
+        world=world,
         batch=Batch(batch, 8, 1, 1),
-        config=Config(eval_tokens=tokens),
+        config=Config(eval_tokens=tokens, **config),
         tokenizer=tokenizer or load("bytes"),
         autocast=torch.autocast("cpu", torch.bfloat16, enabled=False),
     )
-    return evaluate(session)
 
 
 def test_a_guess_costs_log2_of_the_vocabulary(tmp_path: Path) -> None:
@@ -84,3 +90,24 @@ def test_only_so_many_tokens_are_looked_at(tmp_path: Path) -> None:
 
 def test_too_little_text_is_no_score(tmp_path: Path) -> None:
     assert score(gpt(), dataset(tmp_path, [1, 2, 3])) is None
+
+
+def test_a_run_without_validation_says_why(tmp_path: Path) -> None:
+    two = World(0, 0, 2, torch.device("cpu"), "gloo", "-")
+    one_sequence = dataset(tmp_path, list(range(12)))
+    assert why_not(session_of(gpt(), one_sequence)) == ""
+    assert why_not(session_of(gpt(), one_sequence, world=two)) == (
+        "no validation: the text for it makes 1 sequences of 8 tokens, fewer than one for each of 2 ranks; "
+        "more text, or a smaller --max_seq_len"
+    )
+    assert why_not(session_of(gpt(), one_sequence, world=two, eval_every=0)) == "", "nobody wants it"
+    assert "0 sequences of 8 tokens, fewer than one for each of 1 rank;" in why_not(session_of(gpt(), dataset(tmp_path, [1, 2])))
+
+
+def test_a_long_evaluation_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heartbeat tells each micro-batch."""
+    heartbeat.start(tmp_path / "beat.bin", 0)
+    monkeypatch.setattr(heartbeat, "current", heartbeat.current)  # put back afterwards
+    score(gpt(), dataset(tmp_path, list(range(97))), batch=4)
+    beat = heartbeat.read(tmp_path / "beat.bin")
+    assert beat and beat.beats == 3 and beat.phase == "evaluation"

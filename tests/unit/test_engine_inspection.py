@@ -97,6 +97,34 @@ def test_checksum_sees_every_bit_and_the_order_of_parameters() -> None:
     assert value == int(value) and 0 <= value < 1 << inspection.BITS, "exact in the reduction's float64"
 
 
+@pytest.mark.parametrize("change", ["rows reversed", "two rows", "two signs", "two values far apart", "moved by one"])
+def test_checksum_sees_where_a_value_is(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same values in other places have the same plain sum."""
+    monkeypatch.setattr(inspection, "PIECE", 1000)  # so that a matrix has several pieces
+    inspection._factors.cache_clear()
+    model, other = gpt(), gpt()
+    weight = other.blocks[0].up.weight
+    with torch.no_grad():
+        old = weight.clone()
+        if change == "rows reversed":
+            weight.copy_(old.flip(0))
+        elif change == "two rows":
+            weight[[3, 100]] = old[[100, 3]]
+        elif change == "moved by one":
+            weight.copy_(old.flatten().roll(1).view_as(old))
+        elif change == "two signs":  # differ in the uppermost bit only
+            for model_, places in ((model, (5, 7)), (other, (7, 5))):
+                flat = model_.blocks[0].up.weight.view(-1)
+                flat[places[0]], flat[places[1]] = 0.25, -0.25
+        else:
+            flat = weight.view(-1)
+            flat[1], flat[5001] = old.view(-1)[5001], old.view(-1)[1]  # the same place in different pieces
+    found, expected = inspection.checksums(other).tolist(), inspection.checksums(model).tolist()
+    inspection._factors.cache_clear()
+    names = [name for name, _ in model.named_parameters()]
+    assert [name for name, a, b in zip(names, found, expected, strict=True) if a != b] == ["blocks.0.up.weight"]
+
+
 def test_exchange_of_a_single_rank() -> None:
     exchange = StepExchange(WORLD)
     exchange.start(3, 8, torch.tensor(1.5), None, 0)

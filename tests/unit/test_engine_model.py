@@ -125,3 +125,10 @@ def test_dropout_is_off_in_evaluation() -> None:
     assert model(tokens, tokens).item() != model(tokens, tokens).item()
     model.eval()
     assert model(tokens, tokens).item() == model(tokens, tokens).item()
+
+
+def test_each_token_of_a_sample_is_told() -> None:
+    told: list[int] = []
+    model = GPT(Shape(1, 64, 8))
+    model.generate([1], 5, 1.0, torch.Generator(), lambda: told.append(1))
+    assert len(told) == 5

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 import threading
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from tests.conftest import wait_until
+from training import heartbeat
 from training.engine import checkpoint
 from training.engine.checkpoint import Position
 from training.engine.saver import Saver
@@ -125,3 +127,58 @@ def test_memory_of_the_copy_is_used_again(saver: Saver) -> None:
         first = saver._copy["w"].data_ptr()
         saver.save(Position(2), state, FACTS, required=True)
         assert saver._copy["w"].data_ptr() == first
+
+
+def test_a_disk_that_is_really_full_is_told_and_the_training_goes_on(tmp_path: Path, saver: Saver, log: Log) -> None:
+    """No stand-in: the kernel lets no file grow beyond the limit."""
+    state, limit = {"w": torch.zeros(100_000)}, resource.getrlimit(resource.RLIMIT_FSIZE)
+    with saver:
+        saver.save(Position(1), state, FACTS, required=True)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))
+        try:
+            saver.save(Position(2), state, FACTS, required=False)
+            wait_until(lambda: log.missed, 30)
+            with pytest.raises(OSError, match="File too large"):
+                saver.save(Position(3), state, FACTS, required=True)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        saver.save(Position(4), state, FACTS, required=True)
+    assert "checkpoint of step 2 was not saved: [Errno 27] File too large" in log.missed[0]
+    assert log.saved == [1, 4] and len(log.missed) == 1
+
+
+def test_a_whole_checkpoint_is_saved_whatever_pruning_meets(tmp_path: Path, saver: Saver, log: Log) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "step_00000001").symlink_to(tmp_path / "elsewhere")
+    with saver:
+        for step in (2, 3):
+            saver.save(Position(step), {"w": torch.zeros(3)}, FACTS, required=True)
+    assert log.saved == [2, 3]
+    assert len(log.missed) == 1 and log.missed[0].startswith("old checkpoints can not be removed: ")
+
+
+def test_who_waits_for_a_slow_disk_shows_that_it_moves(
+    tmp_path: Path, saver: Saver, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heartbeat changes with each piece that is written, and not while nothing is: that is a hang."""
+    heartbeat.start(tmp_path / "beat.bin", 0)
+    monkeypatch.setattr(heartbeat, "current", heartbeat.current)  # put back afterwards
+    monkeypatch.setattr("training.engine.saver.POLL_S", 0.005)
+
+    def beats() -> int:
+        beat = heartbeat.read(tmp_path / "beat.bin")
+        return beat.beats if beat else 0
+
+    with saver:
+        saver.save(Position(1), {"w": torch.zeros(3)}, FACTS, required=False)
+        waiting = threading.Thread(target=saver._finish)
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive() and beats() == 0
+        for _ in range(3):
+            before = beats()
+            saver._moved()
+            wait_until(lambda before=before: beats() > before, 30)  # type: ignore[misc]
+        gate.set()
+        waiting.join(30)
+    assert saver._pieces > 6, "the writing itself says so, too"

@@ -148,3 +148,14 @@ def test_what_is_suggested_fits_and_divides(name: str, more: dict[str, Any], gib
         assert isinstance(size, int)
         assert batch.split(size, changed.max_seq_len, 2, changed.total_batch_size)
         assert changed != config
+
+
+def test_a_smaller_micro_batch_pays_for_accumulating() -> None:
+    """Half the sequences are another copy of the gradients: what is chosen fits with it."""
+    config = ready("conservative", device_batch_size="auto")
+    load = replace(load_of(config), ranks=2, total_tokens=config.total_batch_size)
+    for gib in (5, 8, 12, 31):
+        found = fit.choose(load, config, 2, gib * GIB)
+        assert found
+        accumulates = config.total_batch_size > 2 * found.load.tokens
+        assert estimate(found.load).gradients == 4 * load.shape.weights * (2 if accumulates else 1)

@@ -73,6 +73,72 @@ def test_the_fixed_parts() -> None:
     assert CONTEXT == GIB // 2
 
 
+def test_accumulation_on_several_ranks_holds_the_gradients_twice() -> None:
+    """Beside DDP's buckets, which stay: proven on the real thing below."""
+    weights, micro = SMALL.shape.weights, SMALL.tokens
+    for ranks, total, copies in ((1, 8 * micro, 1), (2, 2 * micro, 1), (2, 4 * micro, 2), (2, 0, 1), (4, 4 * micro, 1)):
+        assert estimate(replace(SMALL, ranks=ranks, total_tokens=total)).gradients == 4 * weights * copies
+    # A smaller micro-batch of the same step accumulates.
+    assert estimate(replace(SMALL, ranks=2, total_tokens=2 * micro, sequences=2)).gradients == 8 * weights
+
+
+def test_ddp_holds_the_gradients_twice_while_it_accumulates() -> None:
+    code = """
+import os, tempfile, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo", store=dist.FileStore(tempfile.mktemp(), 1), rank=0, world_size=1)
+model = DistributedDataParallel(torch.nn.Linear(64, 64, bias=False), gradient_as_bucket_view=True)
+weight = model.module.weight
+for step in range(3):
+    bucket = weight.grad.data_ptr() if step else None
+    if step == 2:  # the buckets of the step before are kept here by this reference only: DDP must hold them itself
+        held = weight.grad.untyped_storage()
+    model.zero_grad(set_to_none=True)
+    with model.no_sync():
+        model(torch.ones(1, 64)).sum().backward()
+    own = weight.grad.data_ptr()
+    model(torch.ones(1, 64)).sum().backward()
+    if step == 2:
+        print(own != bucket, weight.grad.data_ptr() == bucket)
+dist.destroy_process_group()
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == ["True", "True"], "gathered beside the bucket, then in it"
+
+
+def test_rank_0_of_a_cpu_training_copies_its_checkpoints() -> None:
+    weights, tables = SMALL.shape.weights, 2 * 320 * 256
+    matrices = weights - tables
+    alone = estimate(replace(SMALL, copy=True))
+    assert alone.saved == 4 * weights + 4 * matrices + 8 * tables and estimate(SMALL).saved == 0
+    assert alone.total == estimate(SMALL).total + alone.saved
+    assert "checkpoint 26 MiB, " in alone.sentence() and "checkpoint" not in estimate(SMALL).sentence()
+    two = estimate(replace(SMALL, copy=True, ranks=2))
+    assert two.saved == alone.saved + 2 * matrices, "half of Muon's state comes from the other rank"
+
+
+def test_the_measurement_counts_what_lies_beside_a_step_too() -> None:
+    from training.engine.measure import peak
+
+    load = replace(SMALL, compiled=False, ranks=2)
+    more = replace(load, total_tokens=4 * load.tokens, copy=True)
+    assert peak(more) - peak(load) == estimate(more).total - estimate(load).total > 0
+
+
+def test_the_benchmark_compiles_what_the_engine_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import memory
+    from training.engine.model import GPT
+
+    compiled: list[GPT] = []
+    monkeypatch.setattr(GPT, "compile_parts", lambda self: compiled.append(self))  # noqa: PLW0108 – a list's method would not be bound
+    tiny = replace(SMALL, depth=1, sequences=1, seq_len=16, bf16=False)
+    memory.steps(replace(tiny, compiled=False), 1)
+    assert not compiled
+    memory.steps(tiny, 1)
+    assert len(compiled) == 1
+
+
 def test_what_costs_more() -> None:
     small = estimate(SMALL)
     assert estimate(replace(SMALL, sequences=8)).activations == 2 * small.activations

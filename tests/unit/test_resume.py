@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from tests.unit.conftest import ask, only
 from training import resume, rundir
-from training.config.schema import Config
+from training.config.schema import FIELDS, Config
 from training.data import store
 from training.data.corpus import Source
 from training.data.prepare import Prepared, content, ensure
@@ -76,6 +77,52 @@ def test_changes_are_listed_and_inexact_ones_marked() -> None:
     assert resume.changes(Config(seed=1, eval_every=8), old) == ["changed in the resumed run: eval_every 7 → 8"]
     (note,) = resume.changes(Config(seed=2, eval_every=7), old)
     assert "seed 1 → 2; not what the run would have been without the stop" in note
+
+
+def test_whatever_is_not_known_to_be_harmless_is_not_what_the_run_would_have_been() -> None:
+    mark = "; not what the run would have been without the stop"
+    changed = {
+        name: next(v for v in ("fp32", 0.125, 3, True, False) if type(v) is type(getattr(Config(), name)) and v != getattr(Config(), name))
+        for name in FIELDS
+        if name not in resume.SILENT and isinstance(getattr(Config(), name), (str, int, float))
+    }
+    said = {
+        n for n, v in changed.items() if resume.changes(replace(Config(), **{n: v}), {n: (getattr(Config(), n), "x")})[0].endswith(mark)
+    }
+    assert said >= {
+        *("seed", "total_batch_size", "dropout", "matrix_lr", "embedding_lr", "unembedding_lr", "weight_decay", "grad_clip"),
+        *("warmup_ratio", "warmdown_ratio", "final_lr_frac", "find_unused_parameters", "use_static_graph"),
+    }
+    assert not said & (resume.HARMLESS | resume.DECIDED)
+    assert not (resume.HARMLESS | resume.DECIDED | resume.SILENT) - set(FIELDS), "a field that was renamed"
+    for name in resume.DECIDED:
+        assert resume.changes(replace(Config(), **{name: changed[name]}), {name: (getattr(Config(), name), "x")}), (
+            "it is listed all the same"
+        )
+
+
+def test_what_is_decided_otherwise_is_said_though_auto_is_auto(run: rundir.RunDir) -> None:
+    def plan(**changed: Any) -> dict[str, Any]:
+        values = {"device": "cpu", "precision": "bf16", "compile": False, "loss_chunks": 1, "activation_checkpointing": 2} | changed
+        size = values.pop("device_batch_size", 4)
+        made = {name: {"value": value, "reason": "as it came"} for name, value in values.items() if name != "torch"}
+        return made | {"torch": values.get("torch", "2.13.0"), "config": {"device_batch_size": size, "precision": "auto"}}
+
+    assert resume.decided_otherwise(None, plan()) == []
+    assert resume.decided_otherwise(run, plan()) == []
+    run.create()
+    rundir.write_json(run.plan, plan())
+    assert resume.decided_otherwise(run, plan()) == []
+    assert resume.decided_otherwise(run, plan(activation_checkpointing=0)) == [], "the same arithmetic"
+    for name, value, shown in (
+        ("device", "cuda", "device cpu → cuda"),
+        ("precision", "fp32", "precision bf16 → fp32"),
+        ("compile", True, "compile False → True"),
+        ("loss_chunks", 4, "loss_chunks 1 → 4"),
+        ("device_batch_size", 2, "device_batch_size 4 → 2"),
+        ("torch", "2.14.0", "torch 2.13.0 → 2.14.0"),
+    ):
+        assert resume.decided_otherwise(run, plan(**{name: value})) == [f"decided otherwise than before the stop: {shown}; not bit-exact"]
 
 
 def test_the_same_tokens_from_another_file_are_the_same_data(run: rundir.RunDir, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_what_was_trained_how_well_and_where_it_is(run: RunDir) -> None:
     for part in (
         "GPT, depth 12, 0.45 M parameters",
         "400 steps, 1.64 M tokens of stdlib in 1 min 15 s, 2 × cpu",
-        "8.000 → 3.000 bits per byte; validation 8.100 → 3.250",
+        "8.000 → 3.000 bits per byte; validation 8.100 → 3.250 bits per byte\n",
         "12,346 tokens/s, 331.8 ms per step",
         "    │ def f():\n",
         f"Run        {run.path}\n",
@@ -85,6 +85,20 @@ def test_what_was_not_measured_is_left_out(run: RunDir) -> None:
     text = screen(run, plan(), val_bpb_first=None, val_bpb_last=None, sample=None)
     assert "validation" not in text
     assert "Sample" not in text
+
+
+def test_a_loss_of_longer_tokens_is_per_token(run: RunDir) -> None:
+    """Only the validation is per byte: side by side the two are not to be compared."""
+    for tokenizer in ("bpe", "some/tokenizer.json"):
+        text = screen(run, plan(tokenizer=tokenizer))
+        assert "8.000 → 3.000 bits per token; validation 8.100 → 3.250 bits per byte\n" in text
+
+
+def test_the_time_of_a_resumed_run_is_that_of_its_last_part(run: RunDir) -> None:
+    text = screen(run, plan(), begun_at=300)
+    assert "400 steps, 1.64 M tokens of stdlib, steps 301 to 400 in 1 min 15 s, 2 × cpu" in text
+    assert "tokens of stdlib, all of them before this start, 2 × cpu" in screen(run, plan(), begun_at=400)
+    assert "tokens of stdlib in 1 min 15 s, 2 × cpu" in screen(run, plan(), begun_at=0)
 
 
 def test_a_long_sample_is_cut(run: RunDir) -> None:

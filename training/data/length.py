@@ -13,18 +13,18 @@ from training.errors import Problem, UserError
 @dataclass(frozen=True)
 class Length:
     total_steps: int
-    steps_per_epoch: int
-
-    @property
-    def epochs(self) -> int:
-        """Epochs that are begun."""
-        return -(-self.total_steps // self.steps_per_epoch)
+    steps_per_epoch: int  # of a whole epoch, with this batch and data
+    epochs: int  # that are begun
 
 
-def plan_length(config: Config, batch: Batch, data: Prepared) -> Length:
-    """Raises UserError when the data has not enough tokens for one step."""
+def plan_length(config: Config, batch: Batch, data: Prepared, *, step: int = 0, epoch: int = 0, used: int = 0) -> Length:
+    """From `step` on, where `used` sequences of `epoch` (from 0) are trained already: with another batch or other data, perhaps.
+
+    Raises UserError when the data has not enough tokens for one step.
+    """
     # Whole steps of all ranks together: the same for every number of ranks, and uneven data can not hang.
-    steps = max(0, data.train_tokens - 1) // batch.seq_len // (batch.total_tokens // batch.seq_len)
+    sequences, per_step = max(0, data.train_tokens - 1) // batch.seq_len, batch.total_tokens // batch.seq_len
+    steps, left = sequences // per_step, max(0, sequences - used) // per_step
     if not steps:
         needed = batch.total_tokens + 1
         what = f"data {data.name} has {data.train_tokens} training tokens; one step needs {needed} ({batch.sentence()})"
@@ -34,5 +34,7 @@ def plan_length(config: Config, batch: Batch, data: Prepared) -> Length:
         raise UserError(Problem(what, "more text, or a smaller total_batch_size", fixes))
     limits = [config.num_iterations] if config.num_iterations else []
     if config.num_epochs or not limits:
-        limits.append(max(1, config.num_epochs) * steps)
-    return Length(min(limits), steps)
+        more = max(1, config.num_epochs) - epoch  # this one, and those that have not begun
+        limits.append(step + (left + (more - 1) * steps if more > 0 else 0))
+    total = min(limits)
+    return Length(total, steps, epoch + 1 + -(-max(0, total - step - left) // steps))

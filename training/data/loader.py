@@ -22,6 +22,7 @@ from training.host import process
 Pair = tuple[torch.Tensor, torch.Tensor]  # inputs and targets, int64
 # Positions whose sequences are computed together: 0.3 ms for some hundred batches.
 BLOCK = 4096
+CPU = torch.device("cpu")
 
 
 class TokenDataset(Dataset[Pair]):
@@ -95,6 +96,11 @@ def pair(rows: torch.Tensor) -> Pair:
     return rows[:, :-1], rows[:, 1:]
 
 
+def to_device(rows: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Whole rows, before they are made a pair: parts of rows are not contiguous, and would be copied through pageable memory."""
+    return rows.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else rows.to(device)
+
+
 def _open(path: Path, kind: np.dtype[Any], tokens: int | None) -> npt.NDArray[Any]:
     fixes = [f"rm -r {path.parent}"]
     try:
@@ -114,15 +120,17 @@ class Batches:
     """This rank's micro-batches. Step after step, all ranks together take the next G sequences of the epoch's order:
     micro-batch m of rank r the B ones from (m·W + r)·B on. So a step has the same samples for every number of ranks.
 
-    `pin`: batches in page-locked memory. Nothing here starts a thread; with `workers` torch's DataLoader reads ahead.
+    They arrive on `device`; to a GPU without waiting. Nothing here starts a thread; with `workers` torch's DataLoader reads ahead.
     """
 
-    def __init__(self, dataset: TokenDataset, batch: Batch, *, rank: int, seed: int, workers: int, persistent: bool, pin: bool) -> None:
+    def __init__(
+        self, dataset: TokenDataset, batch: Batch, *, rank: int, seed: int, workers: int, persistent: bool, device: torch.device = CPU
+    ) -> None:
         self.dataset = dataset
         self.batch = batch
         self.rank = rank
         self.seed = seed
-        self.pin = pin
+        self.device = device
         self.step_sequences = batch.total_tokens // batch.seq_len  # G
         self._sampler = _Share(batch, rank, seed, len(dataset))
         # What keeps workers alive stands here and nowhere else. They ignore SIGTERM, by which multiprocessing would end them
@@ -174,7 +182,7 @@ class Batches:
             del rows
             if one is None:
                 return
-            yield pair(one.pin_memory() if self.pin else one)
+            yield pair(to_device(one, self.device))
         raise RuntimeError("these batches were closed, or another epoch has begun")
 
 

@@ -14,6 +14,7 @@ import io
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,11 +31,12 @@ CHUNK = 1 << 20
 @dataclass(frozen=True)
 class Position:
     """Where training stands: `step` optimizer steps done; in `epoch` (0-based) all ranks together have used the first `used`
-    sequences of its order. Nothing of it depends on the number of ranks."""
+    sequences of its order; `tokens` in all. Nothing of it depends on the number of ranks."""
 
     step: int = 0
     epoch: int = 0
     used: int = 0
+    tokens: int = 0
 
 
 @dataclass
@@ -47,47 +49,69 @@ class Loaded:
 
 
 class _Hashed(io.RawIOBase):
-    """What is written through it, counted and hashed on its way."""
+    """What is written through it, counted and hashed on its way. `failed`: what the disk said, since torch hides it."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.digest, self.bytes = file, hashlib.sha256(), 0
+    def __init__(self, file: BinaryIO, moved: Callable[[], None]) -> None:
+        self.file, self.moved, self.digest, self.bytes = file, moved, hashlib.sha256(), 0
+        self.failed: OSError | None = None
 
     def write(self, data: Any) -> int:
         self.digest.update(data)
         self.bytes += len(data)
-        return self.file.write(data)
+        self.moved()
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.failed = error
+            raise
 
 
-def save(folder: Path, position: Position, state: dict[str, Any], facts: dict[str, Any], keep: int) -> Path:
-    """Write a checkpoint and, when it reads back as written, remove the oldest ones.
+def save(folder: Path, position: Position, state: dict[str, Any], facts: dict[str, Any], moved: Callable[[], None] = lambda: None) -> Path:
+    """Write a checkpoint and read it back. `moved()` is called for each piece that is written or read.
 
-    Raises OSError; the earlier checkpoints are then untouched.
+    Raises OSError; then nothing of it is left, and the earlier checkpoints are untouched.
     """
     final = folder / manifest.folder_name(position.step)
     work = Path(tempfile.mkdtemp(dir=folder, prefix=TEMPORARY))
     try:
         with (work / "state.pt").open("wb") as file:
-            hashed = _Hashed(file)
-            torch.save(state, hashed)
+            hashed = _Hashed(file, moved)
+            try:
+                torch.save(state, hashed)
+            except RuntimeError:  # torch's own, whatever went wrong in write()
+                if hashed.failed:
+                    raise hashed.failed from None
+                raise
             file.flush()
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # the check shall read the disk, not the cache
         checksum = hashed.digest.hexdigest()
         manifest.write(work, {**asdict(position), **facts, "bytes": hashed.bytes, "sha256": checksum})
-        if _sha256(work / "state.pt") != checksum:
+        if _sha256(work / "state.pt", moved) != checksum:
             raise OSError(f"the disk does not give back what was written to {work / 'state.pt'}")
         os.chmod(work, 0o755)
         if final.exists():  # the same step after a resume
             shutil.rmtree(final)
+        _sync_folder(work)  # the files' names, before the folder gets the name that says it is whole
         work.rename(final)
         _sync_folder(folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    # Later ones are of a past that was given up: damaged, or before a resume from an older one.
-    before, later = ([p for p in manifest.all_in(folder) if p != final and (p < final) == earlier] for earlier in (True, False))
-    for old in [*before[: len(before) - keep + 1], *later]:
-        shutil.rmtree(old)
     return final
+
+
+def prune(newest: Path, keep: int) -> str:
+    """Remove what is older than the `keep` last ones up to `newest`, and everything later: that is of a past that was given up,
+    damaged or before a resume from an older one. Returns what could not be removed, for people, or nothing."""
+    found = manifest.all_in(newest.parent)
+    at = found.index(newest)
+    left = []
+    for old in [*found[: max(0, at - keep + 1)], *found[at + 1 :]]:
+        try:
+            shutil.rmtree(old)
+        except OSError as error:
+            left.append(f"{old}: {error.strerror}")
+    return f"old checkpoints can not be removed: {'; '.join(left)}" if left else ""
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -96,11 +120,12 @@ def remove_leftovers(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _sha256(path: Path) -> str:
+def _sha256(path: Path, moved: Callable[[], None] = lambda: None) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
             digest.update(chunk)
+            moved()
     return digest.hexdigest()
 
 
@@ -124,7 +149,7 @@ def latest(folder: Path) -> Loaded | None:
         if wrong or facts is None:
             skipped.append(f"{path.name}: {wrong}")
             continue
-        position = Position(facts["step"], facts["epoch"], facts["used"])
+        position = Position(facts["step"], facts["epoch"], facts["used"], facts.get("tokens", 0))
         state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
         return Loaded(position, state, facts, path, skipped)
     if skipped:

@@ -53,7 +53,6 @@ def write_summary(session: Session, plan: dict[str, Any], position: Position, co
         (evals if "val_bpb" in record else steps)[record["step"]] = record  # after a resume the last one counts
     first, last = steps[min(steps)], steps[max(steps)]
     recent = [r for _, r in sorted(steps.items())][1:] or [first]  # the first step pays for warm-up
-    heartbeat.current.beat("sample")
     text = sample(session) if code == Exit.DONE and session.config.sample_tokens else None
     rundir.write_json(
         session.run.summary,
@@ -61,9 +60,10 @@ def write_summary(session: Session, plan: dict[str, Any], position: Position, co
             "status": "done" if code == Exit.DONE else "stopped",
             "exit_code": int(code),
             "time": time.time(),
-            "seconds": time.time() - started,
+            "seconds": time.time() - started,  # since begun_at
+            "begun_at": session.position.step,
             "steps": position.step,
-            "tokens": position.step * session.batch.total_tokens,
+            "tokens": position.tokens,
             "parameters": session.parameters,
             "loss_first": first["loss"],
             "loss_last": last["loss"],
@@ -83,5 +83,7 @@ def sample(session: Session) -> str:
     session.raw.eval()
     generator = torch.Generator().manual_seed(session.config.seed)
     with session.autocast:
-        tokens = session.raw.generate([session.tokenizer.bos], session.config.sample_tokens, TEMPERATURE, generator)
+        tokens = session.raw.generate(
+            [session.tokenizer.bos], session.config.sample_tokens, TEMPERATURE, generator, lambda: heartbeat.current.beat("sample")
+        )
     return session.tokenizer.decode(tokens)

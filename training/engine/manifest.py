@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from training import rundir
 
 FORMAT = 2
 NAME = "manifest.json"
+OWN = re.compile(r"step_\d{8,}")
 # What a checkpoint says of itself; `own_sha256` is the checksum of everything else in the manifest.
 KEYS = ("format", "step", "epoch", "used", "shape", "optimizer", "world_size", "data", "tokenizer", "bytes", "sha256", "own_sha256")
 
@@ -43,8 +45,9 @@ def folder_name(step: int) -> str:
 
 
 def all_in(checkpoints: Path) -> list[Path]:
-    """The folders of a run's checkpoints, oldest first."""
-    return sorted(checkpoints.glob("step_*"))
+    """The folders of a run's checkpoints, oldest first. What a user has put beside them is not ours."""
+    found = (path for path in checkpoints.glob("step_*") if OWN.fullmatch(path.name) and path.is_dir())
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
 
 
 def newest(checkpoints: Path) -> Manifest | None:

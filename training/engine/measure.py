@@ -39,14 +39,14 @@ def peak(load: Load) -> int:
 
     The peak is linear in the number of plain and of checkpointed blocks, so three models of two or three blocks with the
     real width, batch and vocabulary are measured and extrapolated: a second each. What the other ranks hold of Muon's state is
-    taken off.
+    taken off, what accumulation and checkpoints hold beside a step is added.
     """
     plain, again = load.depth - load.blocks, load.blocks
     p, a = min(plain, 1), min(again, 1)
     base = step_peak(load, p, a)
     more_plain = step_peak(load, p + 1, a) - base if plain > p else 0
     more_again = step_peak(load, p, a + 1) - base if again > a else 0
-    return base + (plain - p) * more_plain + (again - a) * more_again - load.elsewhere
+    return base + (plain - p) * more_plain + (again - a) * more_again - load.elsewhere + load.second_gradients + load.saved
 
 
 def step_peak(load: Load, plain: int, again: int) -> int:

@@ -6,6 +6,7 @@ choice is worth stands in docs/model.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -152,11 +153,14 @@ class GPT(nn.Module):
         return F.cross_entropy(self.logits(x), targets, ignore_index=-1, reduction="sum")
 
     @torch.no_grad()
-    def generate(self, prompt: list[int], count: int, temperature: float, generator: torch.Generator) -> list[int]:
-        """`count` tokens after the prompt, sampled one by one."""
+    def generate(
+        self, prompt: list[int], count: int, temperature: float, generator: torch.Generator, each: Callable[[], None] = lambda: None
+    ) -> list[int]:
+        """`count` tokens after the prompt, sampled one by one; `each()` is called before each."""
         device = self.head.weight.device
         tokens = torch.tensor([prompt], device=device)
         for _ in range(count):
+            each()
             with torch.compiler.set_stance("force_eager"):  # each length would be compiled
                 logits = self(tokens[:, -self.shape.max_seq_len :])[:, -1]
             chances = torch.softmax(logits.cpu() / temperature, dim=-1)

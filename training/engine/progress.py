@@ -9,6 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from training import console
 from training.engine.checkpoint import Position
 from training.engine.evaluate import Score
 from training.engine.record import Recorder
@@ -58,8 +59,7 @@ class Progress:
             return
         milliseconds, speed = lap
         record = {"step": position.step, "epoch": position.epoch + 1, "loss": loss, "lr": rate, "grad_norm": norm}
-        done = position.step * self.session.batch.total_tokens
-        self.recorder.write({**record, "tokens": done, "tokens_per_s": speed, "step_ms": milliseconds})
+        self.recorder.write({**record, "tokens": position.tokens, "tokens_per_s": speed, "step_ms": milliseconds})
         if self._bar is not None:
             self._bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
             self._bar.update()
@@ -76,5 +76,6 @@ class Progress:
         self._line(position, f"Validation: {score.bpb:.4f} bits per byte")
 
     def _line(self, position: Position, text: str) -> None:
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        tqdm.write(f"[{stamp}] Epoch: {position.epoch + 1}, Iter: {position.step}, {text}", file=sys.stderr)
+        line = f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] Epoch: {position.epoch + 1}, Iter: {position.step}, {text}"
+        tqdm.write(line, file=sys.stderr)
+        console.to_log(f"{line}\n")  # where no supervisor does it with all that the ranks say

@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from training import console, rundir
+from training import console, heartbeat, rundir
 from training.config.schema import Config
 
 QUEUE_LENGTH = 10_000
+POLL_S = 0.2
 CLOSE_S = 20.0  # for trackers at the end of the run
 WANDB_INIT_S = 10.0
 
@@ -167,6 +168,9 @@ class Recorder:
         if self._started:
             with contextlib.suppress(queue.Full):
                 self._queue.put(None, timeout=1)
-            self._thread.join(CLOSE_S)
+            end = time.monotonic() + CLOSE_S
+            while self._thread.is_alive() and time.monotonic() < end:
+                heartbeat.current.beat("closing trackers")  # no hang: it has this limit
+                self._thread.join(POLL_S)
             if self._thread.is_alive():
                 console.warning(f"a tracker did not finish within {CLOSE_S:g} s and is left behind")

@@ -6,6 +6,7 @@ At most one copy lives: a save that comes while the one before is still being wr
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -13,10 +14,12 @@ from typing import Any
 
 import torch
 
-from training import console
+from training import console, heartbeat
 from training.engine import checkpoint
 from training.engine.checkpoint import Position
 
+PHASE = "checkpoint"  # of the heartbeat
+POLL_S = 0.1
 SAY_AFTER_S = 2.0
 LEAVE_S = 10.0  # after a failure: as long may the last checkpoint take that was begun before it
 
@@ -24,11 +27,12 @@ State = dict[str, Any]
 
 
 class Saver:
-    """Writes the checkpoints of one run. `on_saved(step, path)` and `on_missed(text)` are called from the writing thread."""
+    """Writes the checkpoints of one run. `on_saved(step, path)` and `on_warning(text)` are called from the writing thread."""
 
-    def __init__(self, folder: Path, keep: int, on_saved: Callable[[int, Path], None], on_missed: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, keep: int, on_saved: Callable[[int, Path], None], on_warning: Callable[[str], None]) -> None:
         self.folder, self.keep = folder, keep
-        self._on_saved, self._on_missed = on_saved, on_missed
+        self._on_saved, self._on_warning = on_saved, on_warning
+        self._pieces = 0  # written or read back so far
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._copy: State = {}  # its memory is used again by the next save
@@ -46,7 +50,7 @@ class Saver:
     def save(self, position: Position, state: State, facts: dict[str, Any], *, required: bool) -> None:
         """Returns when the state is copied; when `required`, after it is on the disk.
 
-        A full disk does not end the training, the next save may succeed: `on_missed` tells it. Raises OSError when `required`.
+        A full disk does not end the training, the next save may succeed: `on_warning` tells it. Raises OSError when `required`.
         """
         self._finish()
         self._copy = _copied(state, self._copy)
@@ -59,23 +63,33 @@ class Saver:
 
     def _write(self, position: Position, facts: dict[str, Any], required: bool) -> None:
         try:
-            path = checkpoint.save(self.folder, position, self._copy, facts, self.keep)
+            path = checkpoint.save(self.folder, position, self._copy, facts, self._moved)
             self._on_saved(position.step, path)
+            if left := checkpoint.prune(path, self.keep):
+                self._on_warning(left)
         except OSError as error:
             if required:
                 self._error = error
             else:
-                self._on_missed(f"checkpoint of step {position.step} was not saved: {error}")
+                self._on_warning(f"checkpoint of step {position.step} was not saved: {error}")
         except BaseException as error:  # raised on the training thread
             self._error = error
+
+    def _moved(self) -> None:
+        self._pieces += 1
 
     def _finish(self) -> None:
         """The save that is under way is over. Raises its error."""
         if self._thread is not None:
-            self._thread.join(SAY_AFTER_S)
-            if self._thread.is_alive():
-                console.info("waiting until the checkpoint is written")
-                self._thread.join()
+            began, seen, said = time.monotonic(), self._pieces, False
+            while self._thread.is_alive():
+                self._thread.join(POLL_S)
+                if seen != self._pieces:  # a slow disk is no hang, one that takes nothing is
+                    seen = self._pieces
+                    heartbeat.current.beat(PHASE)
+                if not said and time.monotonic() - began > SAY_AFTER_S:
+                    said = True
+                    console.info("waiting until the checkpoint is written")
             self._thread = None
         if self._error is not None:
             error, self._error = self._error, None

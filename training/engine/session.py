@@ -22,7 +22,7 @@ from training.data.tokenizer import of as tokenizer_of
 from training.distributed import World
 from training.engine import checkpoint, optim
 from training.engine.model import GPT, Frugal
-from training.engine.saver import Saver
+from training.engine.saver import PHASE, Saver
 from training.engine.shape import Shape
 
 
@@ -62,7 +62,7 @@ class Session:
     def save(self, position: checkpoint.Position, *, required: bool) -> None:
         """Rank 0 copies the state and lets it be written; with `required` it is on the disk afterwards (OSError). A collective."""
         self.optimizer.gather()
-        heartbeat.current.beat("checkpoint")
+        heartbeat.current.beat(PHASE)
         if self.world.rank != 0:
             return
         state = {"model": self.raw.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -89,6 +89,8 @@ def begin(plan: dict[str, Any], run: rundir.RunDir, world: World, data: Prepared
     loaded = checkpoint.latest(run.checkpoints)
     if loaded:
         position = loaded.position
+        if not position.tokens:  # saved before that was counted
+            position = replace(position, tokens=position.step * batch.total_tokens)
         if loaded.manifest["data"]["tokens_sha256"] != facts["data"]["tokens_sha256"]:  # said when the data was prepared
             position = replace(position, used=0)
         raw.load_state_dict(loaded.state["model"])
@@ -101,14 +103,14 @@ def begin(plan: dict[str, Any], run: rundir.RunDir, world: World, data: Prepared
         seed=config.seed,
         workers=config.num_workers,
         persistent=config.persistent_workers,
-        pin=world.device.type == "cuda",
+        device=world.device,
     )
     return Session(
         config=config,
         run=run,
         world=world,
         batch=batch,
-        length=plan_length(config, batch, data),
+        length=plan_length(config, batch, data, step=position.step, epoch=position.epoch, used=position.used),
         raw=raw,
         weights=list(raw.parameters()),
         model=_wrap(raw, plan, world),
@@ -127,11 +129,11 @@ def _saver(run: rundir.RunDir, config: Config) -> Saver:
     def saved(step: int, path: Path) -> None:
         run.event("checkpoint", step=step, path=str(path))
 
-    def missed(text: str) -> None:
+    def warned(text: str) -> None:
         console.warning(text)
         run.event("warning", text=text)
 
-    return Saver(run.checkpoints, config.keep_checkpoints, saved, missed)
+    return Saver(run.checkpoints, config.keep_checkpoints, saved, warned)
 
 
 def _wrap(raw: GPT, plan: dict[str, Any], world: World) -> torch.nn.Module:

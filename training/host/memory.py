@@ -36,6 +36,8 @@ class Load:
     ranks: int = 1  # that share Muon's state (training/engine/optim.py)
     blocks: int = 0  # checkpointed
     chunks: int = 1  # of the loss
+    total_tokens: int = 0  # of an optimizer step, all ranks; 0: of one micro-batch
+    copy: bool = False  # rank 0's copy of a checkpoint lies in the same memory, as on a CPU
 
     @property
     def shape(self) -> Shape:
@@ -48,6 +50,21 @@ class Load:
     @property
     def tokens(self) -> int:
         return self.sequences * self.seq_len
+
+    @property
+    def optimizer_state(self) -> int:
+        """Bytes of all ranks' state together."""
+        return (4 if self.muon else 8) * self.depth * self.shape.block_weights + 16 * self.vocab * self.width
+
+    @property
+    def second_gradients(self) -> int:
+        """Bytes of the gradients that gather over micro-batches: DDP leaves them beside its buckets until the last one."""
+        return 4 * self.shape.weights if self.ranks > 1 and self.total_tokens > self.tokens * self.ranks else 0
+
+    @property
+    def saved(self) -> int:
+        """Bytes that saving a checkpoint takes in the same memory and keeps: what is gathered from the other ranks, and a copy of all."""
+        return self.elsewhere + 4 * self.shape.weights + self.optimizer_state if self.copy else 0
 
     @property
     def elsewhere(self) -> int:
@@ -68,13 +85,14 @@ class Estimate:
     """Bytes per rank at the peak of a step."""
 
     parameters: int
-    gradients: int  # DDP's buckets: with gradient_as_bucket_view they are the gradients, and stay from step to step
+    gradients: int  # DDP's buckets, which stay from step to step and are the gradients; with accumulation those beside them too
     optimizer: int
     weight_copies: int  # in bf16
     activations: int  # kept for the backward pass
     logits: int  # with their gradient, while the loss is computed; 0 when the peak is in a block
     block: int  # what one block needs beside what is kept, in its backward pass; 0 when the peak is at the loss
     context: int
+    saved: int = 0  # for checkpoints, on rank 0 of a CPU training
 
     @property
     def total(self) -> int:
@@ -98,6 +116,7 @@ class Estimate:
     def sentence(self) -> str:
         peak = f"logits {gib(self.logits)}" if self.logits else f"one block's backward pass {gib(self.block)}"
         copies = f"bf16 weights {gib(self.weight_copies)}, " if self.weight_copies else ""
+        copies += f"checkpoint {gib(self.saved)}, " if self.saved else ""
         return (
             f"{gib(self.total)} per rank (parameters {gib(self.parameters)}, gradients {gib(self.gradients)}, "
             f"optimizer {gib(self.optimizer)}, {copies}activations {gib(self.activations)}, {peak}); "
@@ -151,11 +170,12 @@ def estimate(load: Load) -> Estimate:
     loss_is_peak = at_loss + logits >= in_block + block
     return Estimate(
         parameters=4 * weights,
-        gradients=4 * weights,
-        optimizer=(4 if load.muon else 8) * load.depth * matrices + 16 * table - load.elsewhere,
+        gradients=4 * weights + load.second_gradients,
+        optimizer=load.optimizer_state - load.elsewhere,
         weight_copies=at_loss if loss_is_peak else in_block,
         activations=kept,
         logits=logits if loss_is_peak else 0,
         block=0 if loss_is_peak else block,
         context=CONTEXT if load.cuda else 0,
+        saved=load.saved,
     )

@@ -1,0 +1,75 @@
+"""What the plan of our own training and that of somebody's script have in common: who starts the ranks where, on what, with which
+variables, meeting at which port."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from training.communication import verdicts
+from training.errors import Exit, UserError
+from training.host import decide, preflight, variables
+from training.host.gpus import Machine
+from training.host.torch_build import TorchBuild
+from training.launch.place import LOCAL, RANK
+from training.request import Launch
+
+SCHEMA_VERSION = 1
+Plan = dict[str, Any]
+
+
+def start(
+    request: Launch, machine: Machine, torch: TorchBuild | None, device: decide.Choice, environ: Mapping[str, str]
+) -> tuple[Plan, list[preflight.Check]]:
+    """The fields of every plan, with its first two sentences and notes, and the checks of the meeting point."""
+    config, place, ranks, local = request.config, request.place, request.ranks, request.local_ranks
+    port, check = preflight.port(config.master_port) if place.kind == LOCAL else (place.master_port, None)
+    launcher = decide.launcher(config, place, request.script, ranks)
+    chosen = variables.choose(
+        environ,
+        device=device.value,
+        ranks=ranks,
+        local_ranks=local,
+        debug=config.debug,
+        meeting=place.master_addr,
+        libuv=config.libuv,
+    )
+    used = machine.gpus[: request.gpu_ranks] if device.value == "cuda" else ()
+    version = torch.version if torch else None
+    chosen += verdicts.variables([g.uuid for g in used], machine.driver, version, environ)
+    here = f", {local} of them on this machine" if local != ranks else ""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "created": time.time(),
+        "launch": secrets.token_hex(8),
+        "torch": version,
+        "command": {"script": request.script, "args": request.args, "cwd": os.getcwd()},
+        "origins": request.origins,
+        "place": place.record(),
+        "ranks": ranks,
+        "local_ranks": local,
+        "launcher": launcher.record(),
+        "device": device.record(),
+        "gpus": [g.record() for g in used],
+        "driver": machine.driver,
+        "variables": [v.record() for v in chosen],
+        "master_port": port,
+        "resume": bool(request.resume_from),
+        "notes": [*request.notes, *decide.left_over(place), *variables.useless(environ)],
+        "text": [place.sentence(), f"{ranks} rank{'s' if ranks > 1 else ''}{here} by {launcher.value}: {launcher.reason}"],
+    }, [check] if check else []
+
+
+def refuse_errors(request: Launch, checks: list[preflight.Check]) -> None:
+    """Raises UserError (exit 3) when the machine can not do it; a report (--dry_run, --check) shows it instead."""
+    problems = [c.problem() for c in checks if c.status == preflight.ERROR]
+    if problems and not (request.dry_run or request.check):
+        place = request.place
+        raise UserError(problems, Exit.RESOURCES, said_by_another=place.kind == RANK and place.local_rank != 0)
+
+
+def warnings(checks: list[preflight.Check]) -> list[str]:
+    return [f"{c.name}: {c.text}" for c in checks if c.status == preflight.WARNING]
