@@ -1,5 +1,6 @@
 # make check   lint, types, unit, shell and end-to-end tests: a few minutes on two cores
 # make test    the same and the slow tests; installs what tests need
+# make slurm   the tests on a private SLURM; skipped where it is not installed
 # make extras  install the optional packages: .parquet and .zst data, BPE tokenizers
 # make bench   all benchmarks, about two hours
 # make peers   install accelerate, Lightning and Hugging Face Trainer into .tools/peers: for benchmarks, and to launch their scripts
@@ -12,7 +13,7 @@ BATS_VERSION := 1.13.0
 SHELL_FILES := $(wildcard *.sh lib/*.sh tests/*.sh tests/shell/*.bash) .ci/run
 .DEFAULT_GOAL := help
 
-.PHONY: help env extras check test lint unit shell e2e bench peers lock clean
+.PHONY: help env extras check test lint unit shell e2e slurm bench peers lock clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -52,6 +53,9 @@ shell: env
 
 e2e: env
 	$(PY) -m pytest tests/e2e -q -m 'not slow'
+
+slurm: env
+	$(PY) -m pytest tests/slurm -q
 
 check: lint
 	$(PY) -m pytest -q -m 'not slow'

@@ -109,7 +109,7 @@ def run(name: str, steps: int, seed: int) -> dict[str, Any]:
     model = Variant(Shape(DEPTH, data.vocab, LENGTH), Choices(**change.model))
     optimizer = build(model, change, config)
     batch = Batch(SEQUENCES, LENGTH, 1, 1)
-    batches = Batches(dataset(data, "train", LENGTH), batch, rank=0, seed=seed, workers=0, persistent=False, pin=False).epoch(0, 0)
+    batches = Batches(dataset(data, "train", LENGTH), batch, rank=0, seed=seed, workers=0, persistent=False).epoch(0, 0)
     autocast, times = torch.autocast("cpu", torch.bfloat16), []
     for step in range(steps):
         started = time.perf_counter()

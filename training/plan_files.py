@@ -22,11 +22,11 @@ Plan = dict[str, Any]
 def write(plan: Plan, checks: list[preflight.Check], request: Launch) -> rundir.RunDir:
     """Make the run directory and the log file, and put the plan there for every later stage. On another node than the first it
     is the first one's run, by name. Raises UserError when that does not answer."""
-    run = _common_run(plan, request) if not request.place.first_node else request.resume_from or _new_run(request)
+    run = _common_run(plan, request) if not request.place.first_node else request.resume_from or new_run(request)
     log = _new_log(request)
     run.create()
     if request.resume_from and request.place.first_node:
-        run.plan.replace(run.plan_before)  # comes back when the data is refused
+        shutil.copy2(run.plan, run.plan_before)  # comes back when the data is refused
         run.data.unlink(missing_ok=True)  # ranks of another launcher must not read the old one
     plan |= {"run_name": run.name, "run_dir": str(run.path), "log_file": str(log)}
     rundir.write_json(run.preflight, {"checks": [c.record() for c in checks]})
@@ -69,7 +69,7 @@ def _nul(words: list[str]) -> bytes:
     return b"".join(os.fsencode(word) + b"\0" for word in words)
 
 
-def _new_run(request: Launch) -> rundir.RunDir:
+def new_run(request: Launch) -> rundir.RunDir:
     base = request.config.run_name or f"{request.base_name}_{time.strftime('%Y%m%d_%H%M%S')}"
     request.experiments.mkdir(parents=True, exist_ok=True)
     for attempt in range(1, 1000):

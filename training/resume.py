@@ -39,7 +39,9 @@ def check_model(request: Request, shape: dict[str, int]) -> list[str]:
     assert run
     saved = manifest.newest(run.checkpoints)
     if saved is None:
-        return [] if manifest.all_in(run.checkpoints) else [f"{run.name} has no checkpoint yet: it begins again at step 0"]
+        plan = rundir.read_json(run.plan) or {}
+        frozen = "config" in plan and "device" not in plan  # a job's plan, which has never been started
+        return [] if frozen or manifest.all_in(run.checkpoints) else [f"{run.name} has no checkpoint yet: it begins again at step 0"]
     now, then = {**shape, "optimizer": request.config.optimizer}, {**saved["shape"], "optimizer": saved["optimizer"]}
     different = [name for name in now if then.get(name) != now[name]]
     if different:

@@ -170,6 +170,25 @@ def test_the_supervisor_alone_proves_the_data(launch: Launch, small_text: Path) 
     assert len(run.steps) == 3
 
 
+def test_a_shard_that_was_cut_under_a_run_is_made_again_before_the_restart(launch: Launch, small_text: Path, tmp_path: Path) -> None:
+    patch = f"""
+        import json, os, pathlib, signal
+        from training.engine import optim
+        original, once = optim.Optimizers.schedule, pathlib.Path({str(tmp_path / "once")!r})
+        def cut(self, step, share):
+            if step == 8 and not once.exists():
+                once.touch()
+                folder = json.loads(pathlib.Path(os.environ["DUET_RUN_DIR"], "data.json").read_text())["folder"]
+                os.truncate(pathlib.Path(folder, "train_00000.bin"), 100)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(self, step, share)
+        optim.Optimizers.schedule = cut
+"""
+    run = launch("./train_dual_gpu_enhanced.sh", f"--config={RUN[2]}", data=small_text, save_every=4, hook=at_rank(1, patch), **EPOCHS).ok()
+    assert "train_00000.bin has 100 bytes" in run.output and "it is prepared again" in run.output
+    assert "resumed from step_00000008" in run.output or "resumed from step_00000004" in run.output
+
+
 def test_who_waits_for_the_data_of_a_dead_rank_ends(launch: Launch, small_text: Path, tmp_path: Path) -> None:
     """Ranks that a platform starts, without a launcher that would end the others."""
     here, port = tmp_path / "preparing", free_port("127.0.0.1")

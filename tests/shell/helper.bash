@@ -5,7 +5,7 @@ bats_require_minimum_version 1.5.0
 ROOT=$(CDPATH='' cd -P -- "$BATS_TEST_DIRNAME/../.." && pwd)
 REAL_PYTHON=$ROOT/.venv/bin/python          # has everything of the lock files
 QUOTED_PYTHON=$(printf '%q' "$REAL_PYTHON") # for the code of a stub
-SCRIPTS=(train_dual_gpu.sh train_dual_gpu_enhanced.sh launch_train.sh)
+SCRIPTS=(train_dual_gpu.sh train_dual_gpu_enhanced.sh launch_train.sh submit_job.sh)
 QUICKSTART=configs/dual_gpu/quickstart.py
 export ROOT REAL_PYTHON QUOTED_PYTHON SCRIPTS QUICKSTART
 

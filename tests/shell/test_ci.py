@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-TOOLS = ("git", "make", "gcc", "python3", "npm")
+TOOLS = ("git", "make", "gcc", "python3", "npm", "slurmctld")
 
 
 @pytest.fixture
@@ -55,7 +55,10 @@ def test_the_exit_status_is_that_of_the_tests(clone: Path, code: int) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="apt-get is for root")
-@pytest.mark.parametrize(("without", "package"), [("gcc", "gcc"), ("npm", "bats"), ("git", "git"), ("python3", "python3 python3-venv")])
+@pytest.mark.parametrize(
+    ("without", "package"),
+    [("gcc", "gcc"), ("npm", "bats"), ("git", "git"), ("python3", "python3 python3-venv"), ("slurmctld", "slurm-wlm")],
+)
 def test_what_is_missing_is_installed(clone: Path, without: str, package: str) -> None:
     (clone / "bin" / without).unlink()
     status, said, called = run(clone)
@@ -75,6 +78,13 @@ def test_it_fails_loudly_when_it_can_not_install(clone: Path) -> None:
     status, said, called = run(clone)
     assert status == 3 and "missing here: gcc\n" in said and "that needs apt-get, as root" in said
     assert "make" not in called
+
+
+def test_slurm_is_no_condition(clone: Path) -> None:
+    (clone / "bin/slurmctld").unlink()
+    (clone / "bin/apt-get").unlink()
+    status, said, called = run(clone)
+    assert (status, said) == (0, "") and called.endswith("make test\n")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="apt-get is for root")

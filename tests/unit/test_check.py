@@ -35,6 +35,7 @@ def made(home: Path) -> tuple[Request, dict[str, Any]]:
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measuring is tested below; it takes a second."""
     monkeypatch.setattr(check, "memory", lambda load, room: check.Step(load, room, None, "not in this test"))
+    monkeypatch.setattr(check, "communication", lambda request, plan, checks: [])
 
 
 @pytest.mark.parametrize(

@@ -97,11 +97,11 @@ def test_a_run_without_validation_says_why(tmp_path: Path) -> None:
     one_sequence = dataset(tmp_path, list(range(12)))
     assert why_not(session_of(gpt(), one_sequence)) == ""
     assert why_not(session_of(gpt(), one_sequence, world=two)) == (
-        "no validation: the text for it makes 1 sequences of 8 tokens, fewer than one for each of 2 ranks; "
+        "no validation: the text for it makes 1 sequence of 8 tokens, fewer than one for each of 2 ranks; "
         "more text, or a smaller --max_seq_len"
     )
     assert why_not(session_of(gpt(), one_sequence, world=two, eval_every=0)) == "", "nobody wants it"
-    assert "0 sequences of 8 tokens, fewer than one for each of 1 rank;" in why_not(session_of(gpt(), dataset(tmp_path, [1, 2])))
+    assert "0 sequences of 8 tokens, fewer than one;" in why_not(session_of(gpt(), dataset(tmp_path, [1, 2])))
 
 
 def test_a_long_evaluation_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ MODULES = [
     "training.config.help",
     "training.host.preflight",
     "training.communication.__main__",
+    "training.slurm.__main__",
     "training.rank",
 ]
 

@@ -36,10 +36,9 @@ def why_not(session: Session) -> str:
     data, ranks = session.validation, session.world.world_size
     if not session.config.eval_every or share(session):
         return ""
-    return (
-        f"no validation: the text for it makes {len(data)} sequences of {data.seq_len} tokens, fewer than one for each of {ranks} "
-        f"rank{'s' if ranks > 1 else ''}; more text, or a smaller --max_seq_len"
-    )
+    found = f"{len(data)} sequence{'' if len(data) == 1 else 's'} of {data.seq_len} tokens"
+    wanted = f"one for each of {ranks} ranks" if ranks > 1 else "one"
+    return f"no validation: the text for it makes {found}, fewer than {wanted}; more text, or a smaller --max_seq_len"
 
 
 @torch.no_grad()

@@ -105,6 +105,10 @@ def begin(plan: dict[str, Any], run: rundir.RunDir, world: World, data: Prepared
         persistent=config.persistent_workers,
         device=world.device,
     )
+    model = _wrap(raw, plan, world)
+    autocast = torch.autocast(world.device.type, torch.bfloat16, enabled=plan["precision"]["value"] == "bf16")
+    if world.world_size > 2:
+        _settle_buckets(model, autocast, optimizer, shape, batch)
     return Session(
         config=config,
         run=run,
@@ -113,12 +117,12 @@ def begin(plan: dict[str, Any], run: rundir.RunDir, world: World, data: Prepared
         length=plan_length(config, batch, data, step=position.step, epoch=position.epoch, used=position.used),
         raw=raw,
         weights=list(raw.parameters()),
-        model=_wrap(raw, plan, world),
+        model=model,
         optimizer=optimizer,
         batches=batches,
         validation=dataset(data, "val", config.max_seq_len),
         tokenizer=tokenizer_of(data),
-        autocast=torch.autocast(world.device.type, torch.bfloat16, enabled=plan["precision"]["value"] == "bf16"),
+        autocast=autocast,
         position=position,
         saver=_saver(run, config),
         facts=facts,
@@ -151,6 +155,17 @@ def _wrap(raw: GPT, plan: dict[str, Any], world: World) -> torch.nn.Module:
         static_graph=plan["static_graph"]["value"],
         gradient_as_bucket_view=True,
     )
+
+
+def _settle_buckets(model: torch.nn.Module, autocast: torch.autocast, optimizer: optim.Optimizers, shape: Shape, batch: Batch) -> None:
+    """DDP lays out its buckets anew after the first backward pass, which changes the order of sums over more than two ranks. A
+    pass that counts for nothing brings the layout of all later steps at once: a resumed run sums as one that never stopped."""
+    heartbeat.current.beat("first pass")
+    tokens = torch.zeros(batch.device_sequences, shape.max_seq_len, dtype=torch.int64, device=next(model.parameters()).device)
+    with autocast:
+        loss = model(tokens, tokens)
+    loss.backward()
+    optimizer.zero_grad()
 
 
 def _no_buffer_broadcast() -> dict[str, Any]:

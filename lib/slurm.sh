@@ -1,0 +1,93 @@
+# shellcheck shell=bash
+# submit_job.sh by hand (check, freeze, submit), and as the batch script of a job (train, then act on how that ended).
+
+SLURM_STOPPED=0 # 1 once SLURM has told the batch script to end
+
+# What submit_job.sh is at this moment. Usage: slurm::main ARGS…
+slurm::main() {
+  if [[ -f $DUET_ROOT.json ]]; then # beside frozen code
+    slurm::train
+  elif [[ -n ${SLURM_JOB_ID-} && ! $0 -ef $DUET_ROOT/submit_job.sh ]]; then # the copy that SLURM runs
+    slurm::freeze "$@"
+  else
+    slurm::submit "$@"
+  fi
+}
+
+# By hand. Prints the number of the job. Usage: slurm::submit ARGS…
+slurm::submit() {
+  local code job name
+  local -a submission
+  slurm::_environment "$@" || return
+  code=$(slurm::_ask submit "$@") || return
+  if [[ ! -f $code.json ]]; then # --dry_run
+    printf '%s\n' "$code"
+    return 0
+  fi
+  for name in "${!SLURM_@}"; do # of an allocation that this shell stands in: they would limit the job
+    [[ $name == SLURM_CONF ]] || unset "$name"
+  done
+  mapfile -d '' -t submission <"$code.argv"
+  job=$("${submission[@]}") || {
+    log::error "sbatch has refused it, see its message above; nothing was submitted (exit $EXIT_RESOURCES)"
+    slurm::_ask withdraw "$code"
+    return "$EXIT_RESOURCES"
+  }
+  job=${job%%;*} # 'number;cluster'
+  slurm::_ask submitted "$code" "$job"
+  printf '%s\n' "$job"
+}
+
+# In a job that sbatch has started without us: freeze at its first start, then go on as what is frozen. Usage: slurm::freeze ARGS…
+slurm::freeze() {
+  local code known=$DUET_ROOT/experiments/.jobs/${SLURM_CLUSTER_NAME-}-$SLURM_JOB_ID
+  if [[ -n ${SLURM_RESTART_COUNT-} && -f $known/submit_job.sh ]]; then
+    code=$(readlink -f -- "$known")
+  else
+    slurm::_environment "$@" || return
+    code=$(slurm::_ask freeze "$@") || return
+    if [[ ! -f $code.json ]]; then # --dry_run
+      printf '%s\n' "$code"
+      return 0
+    fi
+    mkdir -p -- "${known%/*}"
+    ln -sfn -- "$code" "$known"
+  fi
+  exec "$code/submit_job.sh"
+}
+
+# In a job, as what is frozen: the step, and what follows from its end. The exit status is the job's.
+slurm::train() {
+  local status=0
+  local -a variables step
+  [[ -n ${SLURM_JOB_ID-} ]] || {
+    log::error "$DUET_ROOT is the code of a job and runs in jobs only (try: ./submit_job.sh --resume=… in the project)"
+    return "$EXIT_CONFIG"
+  }
+  mapfile -d '' -t variables <"$DUET_ROOT.env"
+  export "${variables[@]}"
+  PYTHON=$VIRTUAL_ENV/bin/python
+  [[ -x $PYTHON ]] || {
+    log::error "the environment of this job is not on node ${SLURMD_NODENAME-}: $VIRTUAL_ENV (exit $EXIT_RESOURCES)"
+    return "$EXIT_RESOURCES"
+  }
+  # SLURM tells the ranks itself; this script waits for them.
+  trap 'SLURM_STOPPED=1' TERM
+  slurm::_ask begin "$DUET_ROOT" || return
+  mapfile -d '' -t step <"$DUET_ROOT.step"
+  "${step[@]}" || status=$?
+  slurm::_ask end "$DUET_ROOT" "$status" "$SLURM_STOPPED"
+}
+
+# Sets PYTHON; a typing error is answered before anything is installed.
+slurm::_environment() {
+  local any
+  python::find && return
+  any=$(python::any) || return
+  "$any" "$DUET_ROOT/lib/run_module.py" training.slurm check "$@" || return
+  python::make
+}
+
+slurm::_ask() {
+  "$PYTHON" "$DUET_ROOT/lib/run_module.py" training.slurm "$@"
+}

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Train on SLURM, on one node or several; go on by itself after the time limit and after preemption.
+#
+# Usage:
+#   ./submit_job.sh [--nodes=N] [--gres=gpu:N] [--time=D-HH:MM:SS] [--partition=P] … CONFIG [--key=value …]
+#   sbatch [options of sbatch] submit_job.sh CONFIG [--key=value …]
+#
+#   --ranks_per_node=N   processes on each node; without it one for each GPU that the job has there
+#   --sbatch="--a=b …"   options of sbatch beyond the usual ones, which are understood as they are
+#
+# Examples:
+#   ./submit_job.sh --nodes=2 --gres=gpu:4 configs/dual_gpu/balanced.py --total_batch_size=196608
+#   ./submit_job.sh --ranks_per_node=2 --device=cpu configs/dual_gpu/quickstart.py --dry_run
+#
+# The first form checks everything, and freezes code and configuration, before it submits: docs/slurm.md.
+
+#SBATCH --job-name=duet
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gres=gpu:2
+#SBATCH --time=24:00:00
+#SBATCH --output=logs/%x_%j.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=USR1@120
+
+home=$(dirname -- "$(readlink -f -- "$0")")
+if [[ ! -f $home/lib/slurm.sh ]]; then # SLURM runs a copy of this file; the job knows where that is from
+  command=$(scontrol show job "${SLURM_JOB_ID:-none}" | sed -n 's/^ *Command=//p')
+  home=$(dirname -- "$(readlink -f -- "${command%" $*"}")")
+  [[ -f $home/lib/slurm.sh ]] || home=${SLURM_SUBMIT_DIR:-$PWD}
+fi
+[[ -f $home/lib/slurm.sh ]] || {
+  printf '[ERROR] %(%F %T)T the project is neither where %s is nor in %s: submit from its folder\n' -1 "${command%" $*"}" "$home" >&2
+  exit 2
+}
+source "$home/lib/init.sh"
+source "$home/lib/slurm.sh"
+help::answer "$0" "$@"
+slurm::main "$@"

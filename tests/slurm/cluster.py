@@ -1,0 +1,158 @@
+"""A private SLURM on loopback: one slurmctld and a slurmd for each node, all of this user, without munge, cgroups or a database."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.conftest import TOKEN, processes, wait_until
+
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel", "sinfo")
+SEARCHED = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # Debian's daemons are not on a user's path
+UP_WITHIN_S, DOWN_WITHIN_S = 30, 20
+
+CONFIGURATION = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/none
+AuthInfo=cred_expire=5
+CredType=cred/none
+MpiDefault=none
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SwitchType=switch/none
+GresTypes=gpu
+ReturnToService=2
+# Time between TERM and KILL, for saving a checkpoint on a busy machine.
+KillWait=30
+InactiveLimit=0
+# Requeued and freed at once, not at the next full look of the scheduler.
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+SlurmdParameters=config_overrides
+{nodes}
+PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
+"""
+
+
+def missing() -> list[str]:
+    return [name for name in PROGRAMS if not shutil.which(name, path=SEARCHED)]
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        found = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in found:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in found]
+
+
+@dataclass
+class Cluster:
+    folder: Path
+    nodes: int = 2
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)  # of the daemons, and of what they start themselves
+    daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For every command that asks this SLURM, and no other that the machine may belong to."""
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH_", "DUET_", "WANDB_"))}
+        return clean | {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": SEARCHED}
+
+    def start(self) -> None:
+        host, ports = socket.gethostname().split(".")[0], free_ports(1 + self.nodes)
+        # Any numbered device nodes do for GPUs. Where there are none (containers), files do, but the job does not see numbers.
+        folder = Path("/dev") if all(Path(f"/dev/tty{i}").is_char_device() for i in range(2)) else self.folder
+        if folder == self.folder:
+            for i in range(2):
+                (folder / f"tty{i}").touch()
+        (self.folder / "gres.conf").write_text(f"Name=gpu File={folder}/tty[0-1]\n")
+        lines = [
+            f"NodeName=n{i} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1 + i]} CPUs=8 RealMemory=1000 Gres=gpu:2 State=UNKNOWN"
+            for i in range(self.nodes)
+        ]
+        text = CONFIGURATION.format(host=host, ports=ports, user=getpass.getuser(), folder=self.folder, nodes="\n".join(lines))
+        (self.folder / "slurm.conf").write_text(text)
+        (self.folder / "state").mkdir()
+        self._daemon("slurmctld", "-D")
+        for i in range(self.nodes):
+            self._daemon("slurmd", "-D", "-N", f"n{i}")
+        wait_until(lambda: set(self.ask("sinfo", "-h", "-N", "-o", "%T").split()) == {"idle"}, UP_WITHIN_S, f"idle nodes: {self.logs()}")
+
+    def _daemon(self, name: str, *options: str) -> None:
+        program = shutil.which(name, path=SEARCHED)
+        assert program
+        with (self.folder / f"{name}{len(self.daemons)}.out").open("wb") as out:
+            env = self.environment | {TOKEN: self.token}
+            self.daemons.append(subprocess.Popen([program, *options], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out))
+
+    def stop(self) -> None:
+        """Ends what is left of jobs, then the daemons, each by its process; all of them must be gone."""
+        try:
+            for job in self.ask("squeue", "-h", "-o", "%A").split():
+                self.ask("scancel", job)
+            wait_until(lambda: not self.ask("squeue", "-h"), 45, "no job")
+        finally:
+            for daemon in reversed(self.daemons):
+                daemon.terminate()
+            for daemon in self.daemons:
+                try:
+                    daemon.wait(DOWN_WITHIN_S)
+                except subprocess.TimeoutExpired:
+                    daemon.kill()
+                    daemon.wait()
+            end = time.monotonic() + DOWN_WITHIN_S
+            while (left := processes(self.token)) and time.monotonic() < end:
+                time.sleep(0.05)
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+        assert not left, f"left behind: {left}"
+
+    def ask(self, *command: str) -> str:
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, check=False).stdout
+
+    def logs(self) -> str:
+        return "\n".join(f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in sorted(self.folder.glob("*.out")))
+
+    def facts(self, job: str) -> dict[str, str]:
+        """What `scontrol show job` says: JobState, ExitCode, Restarts, NodeList, …"""
+        return dict(re.findall(r"(?:^| )([A-Za-z:/]+)=(\S*)", self.ask("scontrol", "show", "job", "-o", job)))
+
+    def wait_state(self, job: str, *states: str, seconds: float = 90) -> dict[str, str]:
+        """`sbatch --wait` looks every 10 s only."""
+        wait_until(lambda: self.facts(job).get("JobState") in states, seconds, f"job {job} {states}: {self.facts(job)}")
+        return self.facts(job)
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Cluster]:
+    cluster = Cluster(folder)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()

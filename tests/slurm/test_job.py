@@ -1,0 +1,161 @@
+"""The life of a job on one node: to its end, through the time limit, preemption and cancellation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import processes, wait_until
+from tests.e2e.hooks import in_forward
+from tests.slurm.conftest import CONFIG, ENDLESS, FLAGS, LONG, User, losses
+from training.heartbeat import read
+from training.rundir import RunDir, read_json, read_records
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_job_trains_to_its_end(user: User) -> None:
+    job = user.submit()
+    facts = user.end(job)
+    assert facts["ExitCode"] == "0:0"
+    run, log = user.run(), user.log(job)
+    assert facts["StdOut"] == f"{user.project}/logs/{run.name}_{job}.log".split(" ")[0], "SLURM writes to the project's logs"
+    assert f"SLURM job {job}: 2 ranks on 1 node (n" in log and "training finished" in log
+    assert sorted(losses(run)) == list(range(1, 13))
+    assert (read_json(run.plan) or {})["ranks"] == 2
+
+
+def test_plain_sbatch_from_the_project(user: User) -> None:
+    job = user.sbatch("--gres=none", args=("--ranks_per_node=2", CONFIG, *FLAGS))
+    user.end(job)
+    assert (user.project / f"logs/duet_{job}.log").is_file(), "as the header says"
+    assert "training finished" in user.log(job) and sorted(losses(user.run())) == list(range(1, 13))
+    assert (user.run().path / "code/submit_job.sh").is_file()
+
+
+def test_plain_sbatch_from_another_folder_finds_the_project(user: User, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere/logs").mkdir(parents=True)
+    script = str(user.project / "submit_job.sh")
+    config = str(user.project / CONFIG)
+    job = user.sbatch("--gres=none", script=script, args=("--ranks_per_node=2", config, *FLAGS), cwd=tmp_path / "elsewhere")
+    user.end(job)
+    assert "training finished" in (tmp_path / f"elsewhere/logs/duet_{job}.log").read_text()
+    assert sorted(losses(user.run())) == list(range(1, 13)), "the run is in the project"
+
+
+def test_a_copy_of_the_script_elsewhere_finds_the_project_where_it_was_submitted(user: User, tmp_path: Path) -> None:
+    copy = tmp_path / "my job.sh"
+    copy.write_text((user.project / "submit_job.sh").read_text())
+    job = user.sbatch("--gres=none", script=str(copy), args=("--ranks_per_node=2", CONFIG, *FLAGS))
+    user.end(job)
+    assert "training finished" in user.log(job)
+
+
+def test_no_project_is_said(user: User, tmp_path: Path) -> None:
+    copy = tmp_path / "elsewhere"
+    copy.mkdir()
+    (copy / "job.sh").write_text((user.project / "submit_job.sh").read_text())
+    job = user.sbatch("--gres=none", "--output=out.txt", script="job.sh", args=(CONFIG,), cwd=copy)
+    assert user.end(job, "FAILED")["ExitCode"] == "2:0"
+    assert f"the project is neither where {copy}/job.sh is nor in {copy}: submit from its folder" in (copy / "out.txt").read_text()
+
+
+def test_plain_sbatch_says_what_is_missing(user: User) -> None:
+    job = user.sbatch("--gres=none", args=(CONFIG, "--device=cpu"))
+    assert user.end(job, "FAILED")["ExitCode"] == "2:0"
+    assert "this job has no GPUs (SLURM_GPUS_ON_NODE is not set), and nothing says how many ranks a node has" in user.log(job)
+    late = user.sbatch("--gres=none", args=("--ranks_per_node=2", "--nodes=2", CONFIG, "--device=cpu"))
+    user.end(late, "FAILED")
+    assert "--nodes=2 came after submit_job.sh: the job has started without it" in user.log(late)
+    assert user.runs == []
+
+
+def test_the_number_of_gpus_is_the_number_of_ranks(user: User) -> None:
+    job = user.sbatch("--gres=gpu:1", args=(CONFIG, *FLAGS))
+    user.end(job)
+    assert (read_json(user.run().plan) or {})["ranks"] == 1
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["submitted by us", "sbatch"])
+def test_the_signal_before_the_time_limit_saves_requeues_and_resumes_exactly(user: User, whole: RunDir, plain: bool) -> None:
+    job = user.sbatch("--gres=none", args=("--ranks_per_node=2", CONFIG, *LONG)) if plain else user.submit(flags=LONG)
+    user.wait_log(job, "Iter: 5,")
+    user.slurm.ask("scancel", "--signal=USR1", job)
+    facts = user.end(job)
+    assert facts["Restarts"] == "1"
+    run, log = user.run(), user.log(job)
+    assert log.count("USR1: finishing the current step") == 1, "the supervisor gets it once"
+    assert "is requeued and goes on at step" in log and f"SLURM job {job}, start 2:" in log
+    assert losses(run) == losses(whole), "bit for bit"
+    starts = user.code(run)["starts"]
+    assert [s["start"] for s in starts] == [1, 2] and starts[0]["step"] == 0 < starts[1]["step"] < 300
+    assert len([r for r in read_records(run.metrics) if "loss" in r]) == 300, "no step twice"
+
+
+def test_the_time_limit_itself(user: User) -> None:
+    """SLURM sends the signal by itself; it looks once a minute or so, hence the long wait."""
+    job = user.submit("--time=2", "--signal=USR1@110", flags=ENDLESS)
+    user.wait_log(job, "USR1: finishing the current step")
+    user.wait_log(job, "start 2:")
+    assert "DUE TO TIME LIMIT" not in user.log(job)
+
+
+def test_preemption_requeues_and_resumes_exactly(user: User, whole: RunDir) -> None:
+    """`scontrol requeue` does what preemption with PreemptMode=REQUEUE does: TERM, and SLURM itself starts the job again."""
+    job = user.submit(flags=LONG)
+    user.wait_log(job, "Iter: 5,")
+    user.slurm.ask("scontrol", "requeue", job)
+    facts = user.end(job)
+    log = user.log(job)
+    assert facts["Restarts"] == "1" and log.count("TERM: finishing the current step") == 1
+    assert "is requeued and goes on" not in log, "SLURM does that, not we"
+    assert losses(user.run()) == losses(whole)
+
+
+def test_scancel_ends_it_for_good(user: User, token: str) -> None:
+    job = user.submit(flags=ENDLESS)
+    user.wait_log(job, "Iter: 5,")
+    assert len(processes(token)) >= 4, "batch script, supervisor, ranks"
+    user.slurm.ask("scancel", job)
+    user.end(job, "CANCELLED")
+    wait_until(lambda: not processes(token), 40, "every process of the job has ended")
+    assert user.slurm.ask("squeue", "-h") == ""
+    assert user.slurm.facts(job)["Restarts"] == "0"
+    assert "after scancel it does not" in user.log(job) and "checkpoint saved" in user.log(job)
+
+
+def test_a_failure_is_not_requeued_and_the_job_has_our_exit_code(user: User, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text(in_forward(1, 5, "raise ValueError('planted')"))
+    job = user.submit(PYTHONPATH=str(tmp_path / "site"))
+    facts = user.end(job, "FAILED")
+    assert facts["ExitCode"] == "4:0" and facts["Restarts"] == "0"
+    assert (read_json(user.run().failure) or {})["rank"] == 1
+    assert f"SLURM job {job} is not requeued: a rank failed" in user.log(job)
+    assert f"go on: ./submit_job.sh --gres=none --ranks_per_node=2 --resume={user.run().name}" in user.log(job)
+
+
+def test_a_job_that_may_not_be_requeued_says_how_to_go_on_and_that_works(user: User, whole: RunDir) -> None:
+    job = user.submit("--no-requeue", "--run_name=cut", flags=LONG)
+    user.wait_log(job, "Iter: 5,")
+    user.slurm.ask("scancel", "--signal=USR1", job)
+    assert user.end(job, "FAILED")["ExitCode"] == "75:0"
+    assert f"job {job} can not be requeued: it was submitted with --no-requeue" in user.log(job)
+    advice = user.log(job).partition("go on: ")[2].splitlines()[0]
+    again = user.job(user.call("bash", "-c", advice))
+    user.end(again)
+    assert losses(user.run()) == losses(whole)
+    assert (user.run().path / "code_2/submit_job.sh").is_file(), "a later submission has its own code"
+
+
+def test_no_progress_is_not_repeated_for_ever(user: User) -> None:
+    """A time limit shorter than what the start takes."""
+    job = user.submit()
+    for count in (1, 2):
+        wait_until(lambda count=count: user.runs and len(user.code(user.run())["starts"]) == count, 60, f"start {count}")
+        run, since = user.run(), user.code(user.run())["starts"][-1]["time"]
+        wait_until(lambda run=run, since=since: (beat := read(run.heartbeat(1))) and beat.wall_time > since, 60, "rank 1")
+        user.slurm.ask("scancel", "--signal=USR1", job)
+    assert user.end(job, "FAILED")["Restarts"] == "1"
+    assert f"job {job} is not requeued: two starts have not come beyond step 0" in user.log(job)

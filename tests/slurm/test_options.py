@@ -1,0 +1,199 @@
+"""What a command line says to sbatch and what to the training; and what follows from the end of a step. No SLURM needed."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from training.config.flags import ACTIONS
+from training.config.schema import FIELDS
+from training.errors import EXIT_MEANING, Exit
+from training.rundir import RunDir
+from training.slurm import job, options, snapshot
+
+SCRIPT = ROOT / options.SCRIPT
+
+
+def test_both_halves_are_told_apart() -> None:
+    typed = [
+        "--nodes=2",
+        "--time",
+        "1-0",
+        "config.py",
+        "--depth",
+        "3",
+        "--mail_user=me",
+        "--no-debug",
+        "--exclusive",
+        "--ranks-per-node",
+        "4",
+    ]
+    line = options.split(typed)
+    assert line.sbatch == ["--nodes=2", "--time=1-0", "--mail-user=me", "--exclusive"]
+    assert line.training == ["config.py", "--depth", "3", "--no-debug"]
+    assert (line.ranks, line.problems) == (4, [])
+
+
+def test_no_option_is_both() -> None:
+    ours = {n.replace("_", "-") for n in (*FIELDS, *ACTIONS)}
+    assert not ours & {*options.VALUED, *options.BARE, options.RANKS, options.MORE}
+
+
+def test_more_options_for_sbatch() -> None:
+    line = options.split(["--sbatch=--mem=1G --comment='a b'", "--sbatch", "--nodes=3 --core-spec=1"])
+    assert line.sbatch == ["--mem=1G", "--comment=a b", "--nodes=3", "--core-spec=1"]
+    assert options.nodes(line, SCRIPT) == 3
+
+
+@pytest.mark.parametrize(
+    ("word", "what"),
+    [
+        ("--sbatch=-N 2", "--sbatch holds '-N'"),
+        ("--sbatch=--nodes 2", "--sbatch holds '2'"),
+        ("--sbatch=--ntasks=2", "--sbatch holds --ntasks"),
+        ("--sbatch=--comment='a", '--sbatch is "--comment=\'a": No closing quotation'),
+        ("--ranks_per_node=0", "ranks_per_node is '0' (from --ranks_per_node on the command line)"),
+        ("--gpus=8", "--gpus is not for submit_job.sh"),
+        ("--nnodes=2", "--nnodes is not for submit_job.sh"),
+        ("--array=0-3", "--array is not for submit_job.sh"),
+        ("--script", "--script is not for submit_job.sh"),
+        ("--check", "--check is not for submit_job.sh"),
+        ("--time", "--time has no value"),
+    ],
+)
+def test_what_is_refused(word: str, what: str) -> None:
+    (problem,) = options.split([word]).problems
+    assert problem.what == what and problem.allowed
+
+
+@pytest.mark.parametrize(
+    ("word", "fix"), [("--partitoin=a b", "--partition='a b'"), ("--rank_per_node=2", "--ranks_per_node=2"), ("--depht=3", "--depth=3")]
+)
+def test_a_typing_error_gets_the_nearest_name_of_both_halves(word: str, fix: str) -> None:
+    (problem,) = options.split([word]).problems
+    assert problem.fixes[0] == fix
+
+
+@pytest.mark.parametrize(
+    ("typed", "ranks"),
+    [
+        ([], 2),
+        (["--gres=gpu:4"], 4),
+        (["--gres=gpu:a100:4"], 4),
+        (["--gres=gpu"], 1),
+        (["--gres=gpu:a100:4(S:0-1)"], 4),
+        (["--gres=lustre:1,gpu:3"], 3),
+        (["--gres=shard:8"], 0),
+        (["--gres=none"], 0),
+        (["--gpus-per-node=8"], 8),
+        (["--gpus-per-node=a100:8"], 8),
+        (["--gres=gpu:4", "--ranks_per_node=1"], 1),
+    ],
+)
+def test_ranks_on_a_node(typed: list[str], ranks: int) -> None:
+    assert options.ranks_asked(options.split(typed), SCRIPT) == ranks
+
+
+@pytest.mark.parametrize("text", ["two", "0", "1-4", ""])
+def test_nodes_is_one_number(text: str) -> None:
+    line = options.split([f"--nodes={text}"])
+    assert options.nodes(line, SCRIPT) == (0 if text else 1)
+    assert [p.what for p in line.problems] == ([f"nodes is {text!r} (from --nodes)"] if text else [])
+
+
+def test_the_header_says_everything_once() -> None:
+    text = SCRIPT.read_text()
+    header = options.header(SCRIPT)
+    assert header == {
+        "job-name": "duet",
+        "nodes": "1",
+        "ntasks-per-node": "1",
+        "gres": "gpu:2",
+        "time": "24:00:00",
+        "output": "logs/%x_%j.log",
+        "open-mode": "append",
+        "signal": "USR1@120",
+    }
+    assert "\n#SBATCH --requeue\n" in text
+    # sbatch stops reading at the first command.
+    commands = re.search(r"(?m)^[^#\n]", text)
+    assert commands and text.rindex("#SBATCH") < commands.start()
+
+
+def test_there_is_a_folder_for_the_log() -> None:
+    tracked = subprocess.run(["git", "-C", str(ROOT), "check-ignore", "-q", "logs/.gitkeep"], check=False).returncode
+    assert (ROOT / "logs/.gitkeep").is_file() and tracked == 1, "a fresh clone has it, or SLURM fails without a word"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path)
+
+
+def start(nodes: int = 1) -> dict[str, Any]:
+    return {"time": time.time() - 1, "nodes": nodes}
+
+
+def record(code: int, cause: str = "unknown", age_s: float = 0) -> str:
+    return json.dumps({"time": time.time() - age_s, "exit_code": code, "cause": cause})
+
+
+@pytest.mark.parametrize("code", sorted(EXIT_MEANING))
+def test_the_launchers_exit_code_is_the_jobs(run: RunDir, code: Exit) -> None:
+    assert job.judge(run, start(), int(code)) == code
+
+
+def test_killed_because_another_node_failed(run: RunDir) -> None:
+    run.failure.write_text(record(5))
+    assert job.judge(run, start(2), 143) == Exit.HANG, "srun tells the highest status"
+    run.failure.write_text(record(5, age_s=60))
+    assert job.judge(run, start(2), 143) == Exit.TRAINING, "that was an earlier start"
+    (run.path / "node1").mkdir()
+    (run.path / "node1/failure.json").write_text(record(5))
+    assert job.judge(run, start(2), 143) == Exit.HANG, "the first node could not say it"
+
+
+def test_ranks_that_did_not_save_in_time_go_on_from_the_last_checkpoint(run: RunDir) -> None:
+    run.failure.write_text(record(4, "preempted"))
+    assert job.judge(run, start(), 4) == Exit.PREEMPTED
+
+
+def test_one_node_was_quicker_to_end_than_the_other(run: RunDir) -> None:
+    run.summary.write_text(json.dumps({"status": "stopped"}))
+    assert job.judge(run, start(2), 143) == Exit.PREEMPTED
+    assert job.judge(run, {"time": time.time() + 60, "nodes": 2}, 143) == Exit.TRAINING, "that was an earlier start"
+
+
+@pytest.mark.parametrize(("status", "code"), [(138, Exit.PREEMPTED), (143, Exit.PREEMPTED), (137, Exit.TRAINING), (1, Exit.TRAINING)])
+def test_signals_before_there_is_a_supervisor(run: RunDir, status: int, code: Exit) -> None:
+    assert job.judge(run, start(), status) == code
+
+
+def test_code_without_version_control(tmp_path: Path) -> None:
+    root, target = tmp_path / "project", tmp_path / "copy"
+    for name in ("train.py", "lib/init.sh", ".venv/bin/python", "experiments/a/plan.json", "lib/__pycache__/x.pyc", "runs/b/plan.json"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    (root / "data").symlink_to(tmp_path)
+    code = snapshot.take(root, target, without=[root / "runs"])
+    assert sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file()) == ["lib/init.sh", "train.py"]
+    assert (code.revision, code.changed, code.sentence()) == (None, None, "2 files, not under version control")
+
+
+def test_the_command_line_is_checked_before_anything_is_installed() -> None:
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv = ['', 'check', '--depht=3']; import runpy; "
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code + "runpy.run_module('training.slurm', run_name='__main__')"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and "--depht is not a known flag" in done.stderr, "the standard library is enough"

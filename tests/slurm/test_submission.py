@@ -1,0 +1,179 @@
+"""What happens before a job runs: refused in time, frozen as it was, told what to do with it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.conftest import CONFIG, CPU, FLAGS, User
+from training.rundir import read_json
+
+pytestmark = pytest.mark.slow
+
+
+def without_times(text: str) -> list[str]:
+    return re.sub(r"(?m)^(\[[A-Z]+\]) \S+ \S+ ", r"\1 ", text).splitlines()
+
+
+def listing(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+
+
+def test_mistakes_are_told_together_and_nothing_is_queued(user: User) -> None:
+    done = user.call(
+        "./submit_job.sh", *CPU, "--nodes=two", "--partitoin=debug", "--ntasks=4", CONFIG, "--device=cpu", "--depht=3", "--seed=many"
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    said = without_times(done.stderr)
+    for line in (
+        "[ERROR] nodes is 'two' (from --nodes)",
+        "[ERROR] --partitoin is not a known flag",
+        "    try:     --partition=debug",
+        "[ERROR] --ntasks is not for submit_job.sh",
+        "    allowed: one task on each node starts the ranks there: --ranks-per-node=N, or --gres=gpu:N for N GPUs on each node",
+        "[ERROR] --depht is not a known flag",
+        "    try:     --depth=3",
+        "[ERROR] seed is 'many' (from --seed on the command line)",
+        "[ERROR] 5 problems; nothing was submitted (exit 2)",
+    ):
+        assert line in said, done.stderr
+    assert user.slurm.ask("squeue", "-h") == "" and user.runs == []
+
+
+def test_the_batch_is_divided_by_the_ranks_of_all_nodes(user: User) -> None:
+    done = user.call("./submit_job.sh", "--nodes=2", *CPU, CONFIG, "--device=cpu")
+    assert done.returncode == 2
+    assert "max_seq_len 128 (from configs/dual_gpu/quickstart.py:5) × 4 ranks = 8192" in done.stderr
+    fixes = re.findall(r"(?:try|or): +(\./submit_job\.sh .*)", done.stderr)
+    assert fixes[0] == f"./submit_job.sh --nodes=2 --ranks_per_node=2 {CONFIG} --device=cpu --total_batch_size=8192"
+    # What it advises is accepted.
+    assert user.call("bash", "-c", f"{fixes[0]} --dry_run").returncode == 0
+
+
+def test_dry_run_shows_and_leaves_nothing(user: User) -> None:
+    before = listing(user.project)
+    done = user.call("./submit_job.sh", "--nodes=2", "--time=5", "--gres=gpu:1", CONFIG, "--dry_run", "--run_name=later")
+    assert done.returncode == 0, done.stderr
+    code = user.project / "experiments/later/code/submit_job.sh"
+    log = user.project / "logs/%x_%j.log"
+    command = f"sbatch --parsable --job-name=later '--output={log}' --nodes=2 --time=5 --gres=gpu:1 '{code}'"
+    assert command in done.stdout and "2 nodes × 1 ranks" in done.stdout
+    assert listing(user.project) == before
+
+
+def test_what_sbatch_refuses_leaves_nothing(user: User) -> None:
+    done = user.call("./submit_job.sh", *CPU, "--partition=nowhere", CONFIG, *FLAGS)
+    assert done.returncode == 3 and done.stdout == ""
+    assert "invalid partition specified: nowhere" in done.stderr
+    assert "[ERROR] sbatch has refused it, see its message above; nothing was submitted (exit 3)" in without_times(done.stderr)
+    assert user.runs == []
+
+
+def test_cpu_needs_a_number_of_ranks(user: User) -> None:
+    done = user.call("./submit_job.sh", CONFIG, "--device=cpu")
+    assert done.returncode == 2
+    assert "device is cpu (from --device on the command line), and nothing says how many ranks a node has" in done.stderr
+    assert f"try:     ./submit_job.sh --ranks_per_node=2 {CONFIG} --device=cpu" in done.stderr
+
+
+def test_the_answer_tells_how_to_watch_and_cancel(user: User) -> None:
+    done = user.call("./submit_job.sh", *CPU, "--hold", CONFIG, *FLAGS, "--run_name=queued")
+    job = done.stdout.strip()
+    user.jobs.append(job)
+    assert done.returncode == 0, done.stderr
+    log = user.project / f"logs/queued_{job}.log"
+    for text in (f"SLURM job {job} is submitted: 1 node × 2 ranks", str(log), "./monitor_training.sh --run=queued", f"scancel {job}"):
+        assert text in done.stderr
+    assert user.slurm.facts(job)["JobName"] == "queued"
+    record = user.code(user.run())
+    revision = user.call("git", "rev-parse", "HEAD").stdout.strip()
+    assert (record["code"]["revision"], record["code"]["changed"]) == (revision, False)
+    shown = user.call("./monitor_training.sh", "--run=queued", "--once")
+    assert shown.returncode == 0 and "queued" in shown.stdout, "a run that waits can be looked at"
+
+
+def test_what_is_edited_later_does_not_reach_the_job(user: User) -> None:
+    config = user.project / "configs/dual_gpu/mine.py"
+    config.write_text((user.project / CONFIG).read_text() + "seed = 4\n")
+    flags = [flag for flag in FLAGS if not flag.startswith("--depth")]
+    done = user.call("./submit_job.sh", *CPU, "--hold", str(config), "--depth=1", *flags)
+    job = done.stdout.strip()
+    user.jobs.append(job)
+    run = user.run()
+    assert user.code(run)["code"]["changed"] is True, "a new file is a local change"
+    # From now on: another seed, and code that would fail at its first line.
+    config.write_text("seed = 5\nnonsense\n")
+    for name in ("train.py", "training/rank.py", "training/slurm/job.py", "lib/slurm.sh", "submit_job.sh", "launch_train.sh"):
+        file = user.project / name
+        file.write_text("raise SystemExit('edited later')\n" if name.endswith(".py") else "echo 'edited later'; exit 9\n")
+    user.slurm.ask("scontrol", "release", job)
+    user.end(job)
+    plan = read_json(run.plan) or {}
+    assert plan["config"]["seed"] == 4 and plan["config"]["num_iterations"] == 12
+    assert "edited later" not in user.log(job) and "training finished" in user.log(job)
+
+
+def test_the_frozen_code_holds_the_project_and_nothing_else(user: User) -> None:
+    (user.project / "training/mine.py").write_text("# not committed yet\n")
+    (user.project / "left.bin").write_bytes(b"\0" * (11 << 20))
+    (user.project / "train.py").unlink()
+    done = user.call("./submit_job.sh", *CPU, "--hold", CONFIG, *FLAGS)
+    user.jobs.append(done.stdout.strip())
+    code = user.run().path / "code"
+    assert (code / "training/mine.py").is_file() and (code / "lib/slurm.sh").is_file() and not (code / "train.py").exists()
+    assert not {".venv", ".git", "left.bin", "experiments", "logs"} & {path.name for path in code.iterdir()}
+    assert "not copied for the job" in done.stderr and "left.bin" in done.stderr
+    assert os.access(code / "submit_job.sh", os.X_OK)
+
+
+def test_an_allocation_around_it_does_not_limit_the_job(user: User) -> None:
+    done = user.call(
+        "./submit_job.sh", *CPU, "--hold", CONFIG, *FLAGS, SLURM_JOB_ID="1", SLURM_STEP_ID="0", SLURM_NTASKS="7", SLURM_MEM_PER_CPU="1"
+    )
+    job = done.stdout.strip()
+    user.jobs.append(job)
+    assert done.returncode == 0, done.stderr
+    assert user.slurm.facts(job)["NumTasks"] == "1"
+
+
+def test_the_job_has_the_environment_of_its_submission(user: User, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(user.project / ".venv", other, symlinks=True)
+    done = user.call("./submit_job.sh", *CPU, "--hold", CONFIG, *FLAGS, VIRTUAL_ENV=str(other))
+    shutil.rmtree(user.project / ".venv")
+    job = user.job(done)
+    user.slurm.ask("scontrol", "release", job)
+    user.end(job)
+    assert not (user.project / ".venv").exists() and "making the environment" not in user.log(job)
+
+
+def test_the_job_has_the_own_build_of_pytorch_of_its_submission(user: User, tmp_path: Path) -> None:
+    import torch
+
+    (tmp_path / "built").mkdir()
+    (tmp_path / "built/torch").symlink_to(Path(torch.__file__).parent)
+    job = user.submit(TORCH_LOCAL_PATH=str(tmp_path / "built"))
+    user.end(job)
+    variables = (user.run().path / "code.env").read_bytes().split(b"\0")
+    assert f"PYTHONPATH={tmp_path}/built".encode() in variables and b"TORCH_LOCAL_PATH=" in variables
+
+
+def test_an_environment_that_is_gone_is_said(user: User) -> None:
+    job = user.submit("--hold")
+    shutil.rmtree(user.project / ".venv")
+    user.slurm.ask("scontrol", "release", job)
+    assert user.end(job, "FAILED")["ExitCode"] == "3:0"
+    assert f"the environment of this job is not on node n0: {user.project}/.venv (exit 3)" in user.log(job)
+
+
+def test_without_slurm_it_says_so(user: User, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("bash", "dirname", "readlink", "basename", "cksum", "git"):
+        (bare / name).symlink_to(f"/usr/bin/{name}")
+    done = user.call("./submit_job.sh", *CPU, CONFIG, *FLAGS, PATH=str(bare))
+    assert done.returncode == 3 and "sbatch is not found" in done.stderr and user.runs == []

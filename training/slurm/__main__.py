@@ -1,0 +1,111 @@
+"""What lib/slurm.sh asks for; see there.
+
+python lib/run_module.py training.slurm check ARGS…         is the command line right? any Python answers, nothing is written
+                                        submit ARGS…        the same and freeze it; prints the folder of the frozen code
+                                        submitted CODE JOB  say what to do with the job
+                                        withdraw CODE       sbatch has refused it
+                                        freeze ARGS…        in a job that sbatch has started without us: like submit
+                                        begin CODE          in a job: writes the command of its step to CODE.step
+                                        end CODE STATUS STOPPED   and afterwards: exit with the status of the job
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from training import console, rundir
+from training.config import batch
+from training.errors import Exit, Problem, UserError
+from training.request import Request
+from training.slurm import freeze, job, options, snapshot
+from training.slurm.freeze import Frozen
+
+
+def _dry_run(request: Request, line: options.Line, nodes: int, ranks: int, code: Path) -> str:
+    """What would be submitted."""
+    frozen, config = Frozen(code), request.config
+    size = config.device_batch_size
+    split = None if isinstance(size, str) else batch.split(size, config.max_seq_len, request.ranks, config.total_batch_size)
+    width = max(map(len, request.origins))
+    return "\n".join(
+        [
+            "Submission (dry run: nothing is submitted, nothing was written)",
+            "",
+            f"  {shlex.join(freeze.sbatch(frozen, request, line))}",
+            f"  {nodes} node{'s' if nodes > 1 else ''} × {ranks} ranks" + (f"; batch: {split.sentence()}" if split else ""),
+            "",
+            "Configuration",
+            *(f"  {n:<{width}}  {getattr(config, n)!r:<14}  {o.removeprefix('from ')}" for n, o in request.origins.items()),
+        ]
+    )
+
+
+def _freeze(args: list[str], job_id: str | None) -> int:
+    request, line, nodes, ranks = (freeze.submission if job_id is None else freeze.inside)(args, os.environ)
+    if request.dry_run:
+        name = request.resume_from.name if request.resume_from else request.config.run_name or "RUN"
+        print(_dry_run(request, line, nodes, ranks, request.experiments / name / "code"))
+        return Exit.DONE
+    if job_id is None and shutil.which("sbatch") is None:
+        problem = Problem(
+            "sbatch is not found: this machine can not submit jobs", "a login node of a SLURM cluster", ["./launch_train.sh N CONFIG"]
+        )
+        raise UserError(problem, Exit.RESOURCES)
+    frozen = freeze.freeze(request, line, nodes, ranks, job_id, os.environ)
+    if left_out := frozen.facts()["code"]["left_out"]:
+        limit = f"{snapshot.LARGEST_UNTRACKED >> 20} MiB, and git does not know them"
+        console.warning(f"not copied for the job, since they are larger than {limit}: {', '.join(left_out[:5])}")
+    print(frozen.code)
+    return Exit.DONE
+
+
+def _submitted(frozen: Frozen, number: str) -> None:
+    facts = frozen.facts()
+    found = re.search(r"^ *StdOut=(.*)$", job.scontrol("show", "job", number)[1], re.MULTILINE)
+    log = found[1] if found else f"{facts['log_dir']}/…_{number}.log"
+    frozen.run.event("submitted", job=number)
+    nodes, ranks = facts["nodes"], facts["ranks_per_node"]
+    run = shlex.quote(facts["name"])
+    console.success(
+        f"SLURM job {number} is submitted: {nodes} node{'s' if nodes > 1 else ''} × {ranks} rank{'s' if ranks > 1 else ''}\n"
+        f"    Run      {frozen.run.path}\n"
+        f"    Code     {facts['code']['sentence']}, frozen: edits from now on do not reach the job\n"
+        f"    Log      {log}\n"
+        f"    Watch    squeue -j {number}; ./monitor_training.sh --run={run}; tail -F {shlex.quote(log)}\n"
+        f"    Cancel   scancel {number}"
+    )
+
+
+def main(argv: list[str]) -> int:
+    what, *rest = argv
+    try:
+        if what == "check":
+            freeze.submission(rest, os.environ, installed=False)
+        elif what == "submit":
+            return _freeze(rest, None)
+        elif what == "freeze":
+            return _freeze(rest, os.environ["SLURM_JOB_ID"])
+        elif what == "submitted":
+            _submitted(Frozen(Path(rest[0])), rest[1])
+        elif what == "withdraw":
+            Frozen(Path(rest[0])).withdraw()
+        elif what == "begin":
+            frozen = Frozen(Path(rest[0]))
+            rundir.write_bytes(frozen.step, freeze.nul(job.begin(frozen, os.environ)))
+        elif what == "end":
+            return job.end(Frozen(Path(rest[0])), int(rest[1]), bool(int(rest[2])), os.environ)
+        else:
+            raise ValueError(f"{what} is none of the commands above")
+    except UserError as error:
+        console.report(error, "nothing was submitted" if what in ("check", "submit") else "nothing was launched")
+        return int(error.code)
+    return Exit.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

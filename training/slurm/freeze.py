@@ -1,0 +1,212 @@
+"""What a job will run, fixed before it runs: code, configuration, ranks, environment.
+
+A run directory with a plan that holds the configuration and nothing else yet: each start of the job, the first one too, continues
+that run, so edits of the code or the config file reach none of them. Beside it:
+
+    code/         the project's files            code.json   revision, ranks, nodes, and every start of the job
+    code.env      variables of the job           code.argv   the command that submits it; code.step: of the ranks, in the job
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from training import rundir
+from training.config import flags
+from training.config.schema import FIELDS, of_the_run
+from training.errors import Problem, UserError
+from training.launch import mode
+from training.request import QUICKSTART, ROOT, Request, command, read
+from training.slurm import options, snapshot
+
+LAUNCHER = "launch_train.sh"
+LOG_NAME = "%x_%j.log"  # of the job: name and number
+
+
+class Frozen:
+    """Paths of what is frozen; `code` is `<run>/code`, or `<run>/code_2` of a later submission of the same run."""
+
+    def __init__(self, code: Path) -> None:
+        self.code, self.run = code, rundir.RunDir(code.parent)
+        self.record, self.env, self.argv, self.step = (code.with_name(code.name + end) for end in (".json", ".env", ".argv", ".step"))
+
+    def facts(self) -> dict[str, Any]:
+        found = rundir.read_json(self.record)
+        if found is None:
+            raise UserError(Problem(f"{self.record} is missing or damaged", "a job that submit_job.sh has prepared"))
+        return found
+
+    def withdraw(self) -> None:
+        """Nothing was submitted after all: what was made for it goes."""
+        if (rundir.read_json(self.record) or {}).get("new_run", True):
+            shutil.rmtree(self.run.path)
+            return
+        shutil.rmtree(self.code)
+        for file in (self.record, self.env, self.argv, self.step):
+            file.unlink(missing_ok=True)
+
+
+def check(line: options.Line, nodes: int, ranks: int, environ: Mapping[str, str], installed: bool = True) -> Request:
+    """The request of the whole job. Raises UserError with all problems of both halves of the command line."""
+    several = [f"--nnodes={nodes}", "--master_addr=first-node"] if nodes > 1 else []
+    front = [str(ranks or 1), *several]
+    try:
+        request = read(LAUNCHER, [*front, *line.training], outside(environ), installed)
+    except UserError as error:
+        # Without a number of ranks nothing can be said of how they divide the batch.
+        known = [p for p in error.problems if (ranks and nodes) or "does not divide" not in p.what]
+        typed = command(LAUNCHER, front), command(options.SCRIPT, line.typed)
+        problems = [Problem(p.what, p.allowed, [fix.replace(*typed, 1) for fix in p.fixes]) for p in known]
+        raise UserError([*line.problems, *problems], error.code) from None
+    if line.problems:
+        raise UserError(line.problems)
+    return request
+
+
+def outside(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without an allocation or a launcher that this command may stand in: the job gets its own."""
+    return {name: value for name, value in mode.clean(environ).items() if not name.startswith("SLURM_")}
+
+
+def submission(args: list[str], environ: Mapping[str, str], installed: bool = True) -> tuple[Request, options.Line, int, int]:
+    """(request, command line, nodes, ranks on each) as typed by hand, checked. Raises UserError."""
+    line, script = options.split(args), ROOT / options.SCRIPT
+    nodes, ranks = options.nodes(line, script), options.ranks_asked(line, script)
+    if not ranks:
+        line.problems.append(_no_ranks(line, "gres is without GPUs"))
+    request = check(line, nodes, ranks, environ, installed)
+    on_gpus = line.option("gres") is not None or line.option("gpus-per-node") is not None
+    if request.config.device == "cpu" and not on_gpus:
+        if not line.ranks:
+            raise UserError(_no_ranks(line, f"device is cpu ({request.origins['device']})"))
+        line.sbatch.append(options.NO_GRES)  # the script's own header asks for GPUs
+    return request, line, nodes, ranks
+
+
+def _no_ranks(line: options.Line, why: str) -> Problem:
+    fixes = [command(options.SCRIPT, ["--ranks_per_node=2", *line.typed, *line.training])]
+    return Problem(f"{why}, and nothing says how many ranks a node has", "a number of ranks, or GPUs on each node", fixes)
+
+
+def inside(args: list[str], environ: Mapping[str, str]) -> tuple[Request, options.Line, int, int]:
+    """The same for a job that `sbatch submit_job.sh` has submitted: SLURM has decided already. Raises UserError."""
+    line = options.split(args)
+    if line.sbatch:
+        shown = shlex.join(line.sbatch)
+        fix = shlex.join(["sbatch", *line.sbatch, options.SCRIPT, *line.training])
+        line.problems.append(Problem(f"{shown} came after {options.SCRIPT}: the job has started without it", "", [fix]))
+    nodes, ranks = int(environ["SLURM_JOB_NUM_NODES"]), options.ranks_given(line, environ)
+    if not ranks:
+        tail = shlex.join(line.training or [QUICKSTART])
+        fixes = [
+            f"sbatch --gres=gpu:2 {options.SCRIPT} {tail}",
+            f"sbatch {options.NO_GRES} {options.SCRIPT} --ranks_per_node=2 --device=cpu {tail}",
+        ]
+        what = "this job has no GPUs (SLURM_GPUS_ON_NODE is not set), and nothing says how many ranks a node has"
+        line.problems.append(Problem(what, "GPUs on each node, or a number of ranks", fixes))
+    return check(line, nodes, ranks, environ), line, nodes, ranks
+
+
+def freeze(request: Request, line: options.Line, nodes: int, ranks: int, job: str | None, environ: Mapping[str, str]) -> Frozen:
+    """Make the run directory (or use that of the run to continue) and put everything there. `job`: the number of this job,
+    None when it is still to be submitted."""
+    from training import plan_files  # needs the packages, as everything that may look at the machine
+
+    run = request.resume_from or plan_files.new_run(request)
+    frozen = Frozen(_new_code(run))
+    try:
+        _write(frozen, request, line, nodes, ranks, job, environ)
+    except BaseException:
+        if not request.resume_from:
+            shutil.rmtree(run.path)
+        raise
+    return frozen
+
+
+def _new_code(run: rundir.RunDir) -> Path:
+    names = ("code" if n == 1 else f"code_{n}" for n in range(1, 1000))
+    return next(run.path / name for name in names if not (run.path / name).exists())
+
+
+def _write(
+    frozen: Frozen, request: Request, line: options.Line, nodes: int, ranks: int, job: str | None, environ: Mapping[str, str]
+) -> None:
+    run = frozen.run
+    code = snapshot.take(ROOT, frozen.code, without=(request.experiments, request.logs))
+    (ROOT / "data").mkdir(exist_ok=True)
+    (frozen.code / "data").symlink_to(ROOT / "data")  # texts that are prepared already
+    request.logs.mkdir(parents=True, exist_ok=True)  # SLURM makes no folder for its log: the job would fail without a word
+    if not request.resume_from:
+        rundir.write_json(run.plan, _plan(frozen, request, line, nodes * ranks))
+    rundir.write_bytes(frozen.env, nul([f"{name}={value}" for name, value in _environment(environ).items()]))
+    rundir.write_bytes(frozen.argv, nul(sbatch(frozen, request, line)))
+    facts = {
+        "created": time.time(),
+        "name": run.name if request.origins["out_dir"] == "default" else str(run.path),
+        "typed": line.typed if job is None else options.as_typed(nodes, ranks, environ),
+        "code": code.record(),
+        "new_run": not request.resume_from,
+        "nodes": nodes,
+        "ranks_per_node": ranks,
+        "flags": _flags(request, line),
+        "out_dir": str(request.experiments),
+        "log_dir": str(request.logs),
+        "job": job,
+        "starts": [],
+    }
+    rundir.write_json(frozen.record, facts)  # the last: with it everything is there
+
+
+def _plan(frozen: Frozen, request: Request, line: options.Line, ranks: int) -> dict[str, Any]:
+    """The configuration of a run that has not been planned yet: what depends on the machine comes when the job is there."""
+    return {
+        "created": time.time(),
+        "command": {"script": options.SCRIPT, "args": [*line.typed, *line.training], "cwd": os.getcwd()},
+        "config_file": str(request.config_file) if request.config_file else None,
+        "config": asdict(request.config),
+        "origins": request.origins,
+        "ranks": ranks,
+        "run_name": frozen.run.name,
+        "run_dir": str(frozen.run.path),
+    }
+
+
+def _flags(request: Request, line: options.Line) -> list[str]:
+    """What each start of the job says beside --resume: what a resumed run does not keep, or is asked to do otherwise."""
+    if request.resume_from:
+        said = flags.parse(line.training).flags
+        chosen = {n: text for n, (text, _) in said.items() if n in FIELDS and n not in ("resume", "run_name", "out_dir", "log_dir")}
+    else:
+        config = request.config
+        launch = [n for n in FIELDS if FIELDS[n].metadata["group"] == "launch" and not of_the_run(n)]
+        chosen = {n: getattr(config, n) for n in launch if getattr(config, n) != FIELDS[n].default}
+    return [f"--{name}={value}" for name, value in chosen.items() if name not in ("nnodes", "master_addr")]
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of Python packages that runs this is the job's too; an own build of PyTorch is on its path already."""
+    found = {"VIRTUAL_ENV": sys.prefix}
+    if environ.get("TORCH_LOCAL_PATH"):
+        found["TORCH_LOCAL_PATH"] = ""
+        found |= {name: environ[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if environ.get(name)}
+    return found
+
+
+def sbatch(frozen: Frozen, request: Request, line: options.Line) -> list[str]:
+    # In SLURM's pattern a percent sign of the path itself is written twice.
+    log = str(request.logs).replace("%", "%%") + f"/{LOG_NAME}"
+    ours = {"job-name": frozen.run.name, "output": log}
+    given = [f"--{name}={value}" for name, value in ours.items() if line.option(name) is None]
+    return ["sbatch", "--parsable", *given, *line.sbatch, str(frozen.code / options.SCRIPT)]
+
+
+def nul(words: list[str]) -> bytes:
+    return b"".join(os.fsencode(word) + b"\0" for word in words)

@@ -1,0 +1,176 @@
+"""A command line of submit_job.sh: what it says to sbatch, and what to the training."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from training.config.flags import ACTIONS, suggest
+from training.config.schema import FIELDS, kind
+from training.errors import Problem
+from training.request import MAX_RANKS, QUICKSTART
+
+SCRIPT = "submit_job.sh"
+RANKS, MORE = "ranks-per-node", "sbatch"
+NO_GRES = "--gres=none"
+# Options that sbatch gets as they are. It has more of them: --sbatch="--name=value".
+VALUED = (
+    *("nodes", "time", "partition", "account", "qos", "gres", "gpus-per-node", "cpus-per-task", "cpus-per-gpu", "constraint"),
+    *("mem", "mem-per-cpu", "mem-per-gpu", "nodelist", "exclude", "reservation", "dependency", "begin", "comment", "licenses", "nice"),
+    *("job-name", "output", "mail-type", "mail-user", "switches", "signal"),
+)
+BARE = ("exclusive", "requeue", "no-requeue", "hold")
+_TASKS = f"one task on each node starts the ranks there: --{RANKS}=N, or --gres=gpu:N for N GPUs on each node"
+_WAY = "SLURM says which nodes a run has: --nodes=N"
+# What would contradict the one task on each node that starts its ranks.
+REFUSED = {
+    **dict.fromkeys(("ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket", "gpus", "gpus-per-task"), _TASKS),
+    **dict.fromkeys(("nnodes", "node-rank", "master-addr", "launcher"), _WAY),
+    "array": "a submission is one run: submit each of them, with its own --run_name",
+    "wrap": "what runs is the training",
+    "script": "in a batch script of your own: srun --ntasks-per-node=1 ./launch_train.sh N --script main.py -- ARGS",
+    "check": f"it measures this machine: ./launch_train.sh 2 {QUICKSTART} --check",
+}
+
+
+@dataclass
+class Line:
+    """`sbatch`: options for it, as `--name=value`; `training`: everything else, as typed."""
+
+    sbatch: list[str] = field(default_factory=list)
+    training: list[str] = field(default_factory=list)
+    ranks: int | None = None  # --ranks_per_node
+    problems: list[Problem] = field(default_factory=list)
+
+    def option(self, name: str) -> str | None:
+        """The value that sbatch will see: of two it takes the last."""
+        found = [word.partition("=")[2] for word in self.sbatch if word.startswith(f"--{name}=")]
+        return found[-1] if found else None
+
+    @property
+    def typed(self) -> list[str]:
+        """What stands before the training's arguments, for a command to paste."""
+        return [*self.sbatch, *([f"--ranks_per_node={self.ranks}"] if self.ranks else [])]
+
+
+def split(args: list[str]) -> Line:
+    line, rest = Line(), list(args)
+    while rest:
+        word = rest.pop(0)
+        typed, equals, text = word[2:].partition("=") if word.startswith("--") else ("", "", "")
+        name = typed.replace("_", "-")
+        if name in BARE:
+            line.sbatch.append(f"--{name}{equals}{text}")
+        elif name in (*VALUED, RANKS, MORE):
+            if not equals and (not rest or (rest[0].startswith("--") and name != MORE)):
+                line.problems.append(Problem(f"--{typed} has no value", f"--{typed}=VALUE"))
+                continue
+            _take(line, name, text if equals else rest.pop(0))
+        elif name in REFUSED:
+            line.problems.append(Problem(f"--{typed} is not for {SCRIPT}", REFUSED[name]))
+            _drop_value(equals, rest)
+        elif typed and not _is_training(typed):
+            line.problems.append(_unknown(typed, equals, text))
+            _drop_value(equals, rest)
+        else:
+            line.training.append(word)
+    return line
+
+
+def _take(line: Line, name: str, text: str) -> None:
+    if name == MORE:
+        _more(line, text)
+    elif name != RANKS:
+        line.sbatch.append(f"--{name}={text}")
+    elif text.isdecimal() and len(text) < 10 and 1 <= int(text) <= MAX_RANKS:
+        line.ranks = int(text)
+    else:
+        line.problems.append(
+            Problem(f"ranks_per_node is {text!r} (from --ranks_per_node on the command line)", f"a whole number from 1 to {MAX_RANKS}")
+        )
+
+
+def _more(line: Line, text: str) -> None:
+    """--sbatch="--one=1 --two": long options only, since what they mean for the run must be readable here."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        line.problems.append(Problem(f"--sbatch is {text!r}: {error}", "options as a shell would take them"))
+        return
+    for word in words:
+        name = word.removeprefix("--").partition("=")[0]
+        if not word.startswith("--") or len(word) == 2:
+            line.problems.append(Problem(f"--sbatch holds {word!r}", 'long options with =, such as --sbatch="--nodes=2 --mem=64G"'))
+            return
+        elif name in REFUSED:
+            line.problems.append(Problem(f"--sbatch holds --{name}", REFUSED[name]))
+        else:
+            line.sbatch.append(word)
+
+
+def _is_training(typed: str) -> bool:
+    name = typed.replace("-", "_")
+    return name in FIELDS or name in ACTIONS or (name.startswith("no_") and name[3:] in FIELDS and kind(name[3:]) == "bool")
+
+
+def _unknown(typed: str, equals: str, text: str) -> Problem:
+    near = suggest(typed.replace("-", "_"), [n.replace("-", "_") for n in (*FIELDS, *ACTIONS, *VALUED, *BARE, RANKS)])
+    names = [n if n in FIELDS or n in ACTIONS or n == "ranks_per_node" else n.replace("_", "-") for n in near]
+    fixes = [f"--{n}{equals}{shlex.quote(text) if equals else ''}" for n in names]
+    return Problem(f"--{typed} is not a known flag", "", fixes or ["--help lists every flag", f'--sbatch="--{typed}{equals}{text}"'])
+
+
+def _drop_value(equals: str, rest: list[str]) -> None:
+    if not equals and rest and not rest[0].startswith("--") and "." not in rest[0]:
+        rest.pop(0)  # its value, which is no config path
+
+
+def header(script: Path) -> dict[str, str]:
+    """The options that stand in the script itself (#SBATCH --name=value)."""
+    return dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)", script.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def gpus_in_gres(text: str) -> int:
+    """GPUs in a value of --gres, such as gpu:2, gpu:a100:4, shard:8; 0 when there are none."""
+    return sum(_count(part) for part in text.removeprefix("gres:").split(",") if re.match(r"gpu\b", part))
+
+
+def _count(part: str) -> int:
+    """The number at the end of [TYPE:]COUNT."""
+    last = re.sub(r"\(.*", "", part).rpartition(":")[2]
+    return int(last) if last.isdecimal() else 1
+
+
+def nodes(line: Line, script: Path) -> int:
+    """How many nodes are asked for; 0, and a problem, when that is no single number."""
+    text = line.option("nodes") or header(script)["nodes"]
+    if text.isdecimal() and len(text) < 6 and int(text):
+        return int(text)
+    line.problems.append(
+        Problem(f"nodes is {text!r} (from --nodes)", "one number: the batch is divided by all ranks, so it must be known", ["--nodes=2"])
+    )
+    return 0
+
+
+def ranks_asked(line: Line, script: Path) -> int:
+    """Ranks on each node, as it is asked for at submission; 0 when nothing says it."""
+    if line.ranks:
+        return line.ranks
+    if (per_node := line.option("gpus-per-node")) is not None:
+        return sum(_count(part) for part in per_node.split(","))
+    return gpus_in_gres(line.option("gres") or header(script)["gres"])
+
+
+def ranks_given(line: Line, environ: Mapping[str, str]) -> int:
+    """The same inside a job, where SLURM has decided; 0 when nothing says it."""
+    found = environ.get("SLURM_GPUS_ON_NODE", "")
+    return line.ranks or (int(found) if found.isdecimal() else 0)
+
+
+def as_typed(nodes: int, ranks: int, environ: Mapping[str, str]) -> list[str]:
+    """Options by which submit_job.sh would ask for what this job has."""
+    gpus = environ.get("SLURM_GPUS_ON_NODE")
+    return [f"--nodes={nodes}", f"--gres=gpu:{gpus}" if gpus else f"--ranks_per_node={ranks}"]
