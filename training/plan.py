@@ -150,9 +150,9 @@ def show(request: Launch, plan: Plan, checks: list[preflight.Check]) -> int:
 
 def announce(plan: Plan) -> None:
     """Say the plan on the console; `run directory:` is what the monitor looks for in a log."""
-    console.info(f"run directory: {plan['run_dir']}")
-    for sentence in plan["text"]:
-        console.info(sentence)
+    mode, *sentences = plan["text"]
+    for line in (mode, f"run directory: {plan['run_dir']}", *sentences):
+        console.info(line)
     for v in plan["variables"]:
         if v["origin"] == "set here":
             console.info(f"set {v['name']}={v['value']}: {v['why']}")

@@ -25,7 +25,10 @@ def injected(rank: int, size: int, port: int, *, local: bool = True) -> dict[str
 
 
 def first_line(run: Launched) -> str:
-    return next(line.partition(" mode ")[2] for line in run.output.splitlines() if " mode " in line)
+    """Of what the launcher says: the mode and its reason."""
+    line = next(line for line in run.output.splitlines() if line.startswith("[INFO]"))
+    assert " mode " in line, line
+    return line.partition(" mode ")[2]
 
 
 def test_plain_and_leftovers(launch: Launch) -> None:
