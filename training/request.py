@@ -7,6 +7,7 @@ import itertools
 import os
 import shlex
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +31,7 @@ NAME_CHARACTERS = "letters, digits, dot, dash and underscore"
 
 
 @dataclass(kw_only=True)
-class Launch:
+class Launch(ABC):
     """A checked wish to start ranks. `origins` says for each field where its value came from."""
 
     script: str
@@ -53,16 +54,16 @@ class Launch:
         self.gpu_ranks = self.gpu_ranks or self.local_ranks
 
     @property
+    @abstractmethod
     def base_name(self) -> str:
         """Of a run that the user gives no name."""
-        raise NotImplementedError
 
     def command(self, **changes: Any) -> str:
         return command(self.script, self.args, **changes)
 
+    @abstractmethod
     def command_with(self, ranks: int) -> str:
         """The same with so many ranks."""
-        raise NotImplementedError
 
 
 @dataclass(kw_only=True)
