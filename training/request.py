@@ -149,7 +149,7 @@ def read(
     problems += tokenizer.check(config.tokenizer, origins["tokenizer"])
     if installed:
         problems += extras.missing(source.files if source else (), config.tokenizer)
-    problems += run_name(config, origins, experiments, resume_from)
+    problems += run_name(config, origins, experiments, resume_from, place)
     if place and place.kind == RANK and rundir.VARIABLE in environ:
         text = f"this is rank {place.rank} of the run {environ[rundir.VARIABLE]}: a launcher in a rank would start every rank again"
         problems.append(
@@ -284,13 +284,17 @@ def divides(config: Config, origins: Mapping[str, str], ranks: int, script: str,
     return [Problem(what, f"a multiple of {device * seq * ranks} tokens", fixes)]
 
 
-def run_name(config: Config, origins: Mapping[str, str], experiments: Path, resume_from: rundir.RunDir | None) -> list[Problem]:
+def run_name(
+    config: Config, origins: Mapping[str, str], experiments: Path, resume_from: rundir.RunDir | None, place: Place | None
+) -> list[Problem]:
     name = config.run_name
     if not name or resume_from:
         return []
     said = f"run_name is {name!r} ({origins['run_name']})"
     if not all(c.isalnum() or c in "._-" for c in name) or name.startswith((".", "-")) or len(os.fsencode(name)) > 128:
         return [Problem(said, f"{NAME_CHARACTERS}, at most 128")]
+    if place and not place.first_node:
+        return []  # on a common disk node 0 has made it already
     if (experiments / name).exists():
         free = next(f"{name[:100]}_{n}" for n in itertools.count(2) if not (experiments / f"{name[:100]}_{n}").exists())
         fixes = [f"--resume={name}"] if rundir.read_json(rundir.RunDir(experiments / name).plan) else []

@@ -93,8 +93,8 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
         config.device = "auto"
     script = _script(line.flags["script"][0], theirs, environ, problems)
     experiments = folder("out_dir", resolved)
-    problems += run_name(config, origins, experiments, None)
     place = place_of(program, config, environ, problems, 0)
+    problems += run_name(config, origins, experiments, None, place)
     if place and place.kind == RANK:
         text = f"--script starts ranks, but {place.reason}"
         problems.append(
