@@ -139,14 +139,14 @@ time.sleep(600)
 def test_ctrl_c_once_twice_and_three_times(script: Script) -> None:
     ready = "import signal, time\n{}\nprint('ready', flush=True)\nwhile True:\n    try: time.sleep(600)\n    except KeyboardInterrupt: {}\n"
     polite = script(ready.format("", "raise"))
-    deaf = script(ready.format("", "print('no', flush=True)"))
-    rude = script(ready.format("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "print('no', flush=True)"))
+    deaf = script(ready.format("", "print('I stay', flush=True)"))
+    rude = script(ready.format("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "print('I stay', flush=True)"))
     for run in (polite, deaf, rude):
         run.wait_for("ready")
         run.process.send_signal(signal.SIGINT)
     assert polite.wait(20) == 130
     for run in (deaf, rude):
-        run.wait_for("no")
+        run.wait_for("I stay")
         run.process.send_signal(signal.SIGINT)
     assert deaf.wait(20) == 130
     rude.wait_for("stopping the ranks now")

@@ -29,7 +29,7 @@ def flags(**changes: object) -> tuple[str, ...]:
 
 
 FLAGS = flags()
-LONG = flags(num_iterations=300, save_every=0)
+LONG = flags(num_iterations=1500, save_every=0)
 ENDLESS = flags(num_iterations=1000000)
 
 
