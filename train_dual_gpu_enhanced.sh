@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train on two GPUs, with a resource report before, an analysis of what failed, and restarts after a killed rank.
+# Train on two GPUs, with a resource report before, an analysis of what failed, and restarts after failures of the machine.
 #
 # Usage:
 #   ./train_dual_gpu_enhanced.sh [--config=FILE] [--key=value …]
@@ -16,5 +16,5 @@ help::answer "$0" "$@"
 python::ensure "$@"
 run::plan "$@"
 run::report_resources
-run::add_stages --analyse --recover
+run::add_stages --analyse
 run::start

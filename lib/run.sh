@@ -33,7 +33,7 @@ run::report_resources() {
   "$PYTHON" "$DUET_ROOT/lib/run_module.py" training.host.preflight "$RUN_DIR"
 }
 
-# Stages of the supervisor beyond the simple ones: --analyse, --recover.
+# Stages of the supervisor beyond the simple ones: --analyse.
 run::add_stages() {
   RUN_COMMAND+=("$@")
 }

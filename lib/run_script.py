@@ -3,7 +3,7 @@
     python -u run_script.py FOLDER SCRIPT ARGS…
 
 FOLDER/rank<r>.error.json  the exception that ended it          FOLDER/rank<r>.ended  the script came to its end
-FOLDER/rank<r>.stacks      Python stacks of all threads, after SIGUSR2
+FOLDER/rank<r>.stacks      Python stacks of all threads, after SIGUSR2 and at a crash
 
 Standard library only, Python >= 3.8: it runs in the script's own environment. The script is not changed and sees nothing of it:
 same sys.argv, sys.path, __main__, exit status and traceback.
@@ -13,6 +13,7 @@ import atexit
 import builtins
 import faulthandler
 import gc
+import importlib.util
 import io
 import json
 import os
@@ -21,6 +22,7 @@ import sys
 import time
 import traceback
 import types
+from pathlib import Path
 
 
 def main() -> None:
@@ -28,7 +30,10 @@ def main() -> None:
     rank = os.environ.get("RANK", "0")
     base = os.path.join(folder, "rank" + rank)
     # Open for the whole life of the process: the signal handler writes to the descriptor.
-    faulthandler.register(signal.SIGUSR2, file=open(base + ".stacks", "w"), all_threads=True)  # noqa: SIM115
+    stacks = open(base + ".stacks", "w")  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
+    faulthandler.enable(file=stacks, all_threads=True)
+    sys.meta_path.insert(0, _AtDistributed(folder, int(rank)))
     sys.argv = sys.argv[2:]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     module = types.ModuleType("__main__")
@@ -54,6 +59,24 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGINT)
         sys.exit(1)
     open(base + ".ended", "w").close()
+
+
+class _AtDistributed:
+    """When the script imports torch.distributed, the collectives that it calls can be seen from outside (training/watch/serve.py)."""
+
+    def __init__(self, folder: str, rank: int) -> None:
+        self.folder, self.rank = folder, rank
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name != "torch.distributed.distributed_c10d":
+            return
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        file = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "training", "watch", "serve.py")
+        spec = importlib.util.spec_from_file_location("duet_serve", file)
+        if spec and spec.loader:
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            module.serve(Path(self.folder), self.rank)
 
 
 def _leave(pid: int, ended: str) -> None:

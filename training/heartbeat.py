@@ -1,25 +1,35 @@
-"""What a rank is doing right now, in one small memory-mapped file: written in about a microsecond, readable by anybody.
+"""What a rank is doing right now, in one small memory-mapped file: written in less than a microsecond, readable by anybody.
 
 A reader never waits for the writer and the writer never for a reader. The file stays after the run: it tells where each
-rank was at its end.
+rank was at its end. Behind the present phase it holds how long every phase took so far, as one histogram each: what is too long
+for a phase is known from that (training.watch.budget).
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import re
 import struct
 import time
 from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
-# magic, version, rank, pid, beats, epoch, step, monotonic ns of the last beat, wall time in s, phase
-_LAYOUT = struct.Struct("<4sHHqqqqqd96s")
-_MAGIC, _VERSION = b"DUET", 1
+# magic, version, rank, pid, beats, epoch, step, place in the step, first step, monotonic ns of the last beat, wall time in s, phase
+_LAYOUT = struct.Struct("<4sHHqqqqqqqd96s")
+_MAGIC, _VERSION = b"DUET", 2
+_HEADER = 256  # bytes
+_SLOTS, _NAME = 24, 64  # kinds of phases, bytes of a name; what comes after the last slot's first user shares it
+_BUCKETS = 256  # of a histogram: four for each power of two nanoseconds
+_NAMES_AT, _COUNTS_AT = _HEADER, _HEADER + _SLOTS * _NAME
+SIZE = _COUNTS_AT + 4 * _SLOTS * _BUCKETS
 # Phases that belong to one optimizer step: shown as 'step 397: forward'.
 STEP_PHASES = ("fetch", "forward", "backward", "reduce", "optimizer", "record")
 FINISHED = "finished"
+_NUMBERS = re.compile(r"\d+")
+
+Histogram = tuple[int, ...]  # counts by bucket
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,8 @@ class Beat:
     beats: int  # number of phase changes so far
     epoch: int
     step: int
+    place: int  # phase changes since this step began: comparable between ranks, which do the same in a step
+    first_step: int  # that this process has begun; 0 before it
     monotonic_ns: int
     wall_time: float
     phase: str
@@ -43,22 +55,44 @@ class Beat:
         return f"step {self.step}: {self.phase}" if self.phase in STEP_PHASES else self.phase
 
 
+def kind(phase: str) -> str:
+    """The phase without its numbers: 'epoch 7: creating data iterator' is one kind in every epoch."""
+    return _NUMBERS.sub("#", phase)
+
+
 class Heartbeat:
     """The writer of one rank. `epoch` and `step` are set by the trainer, `beat(phase)` publishes all."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self.rank, self.epoch, self.step, self._beats = rank, 0, 0, 0
+        self._begun = self._place = self._first_step = 0
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             # Allocated, not sparse: a write through the map into a hole of a full disk would be a SIGBUS.
-            os.posix_fallocate(handle, 0, _LAYOUT.size)
-            self._map = mmap.mmap(handle, _LAYOUT.size)
+            os.posix_fallocate(handle, 0, SIZE)
+            self._map = mmap.mmap(handle, SIZE)
         finally:
             os.close(handle)
+        self._map[:] = bytes(SIZE)
+        self._counts = memoryview(self._map)[_COUNTS_AT:].cast("I")
+        self._known: dict[str, tuple[bytes, int]] = {}  # phase → its bytes, where its histogram begins
+        self._kinds: list[str] = []
         self._pid = os.getpid()
+        self._since, self._histogram = time.monotonic_ns(), -1
 
     def beat(self, phase: str) -> None:
+        now = time.monotonic_ns()
+        text, histogram = self._known.get(phase) or self._learn(phase)
+        if self._histogram >= 0:
+            took = now - self._since | 4
+            bits = took.bit_length()
+            self._counts[self._histogram + 4 * bits + (took >> bits - 3 & 3)] += 1
+        self._since, self._histogram = now, histogram
         self._beats += 1
+        if self.step != self._begun:
+            self._begun, self._place = self.step, 0
+            self._first_step = self._first_step or self.step
+        self._place += 1
         _LAYOUT.pack_into(
             self._map,
             0,
@@ -69,10 +103,24 @@ class Heartbeat:
             self._beats,
             self.epoch,
             self.step,
-            time.monotonic_ns(),
+            self._place,
+            self._first_step,
+            now,
             time.time(),
-            phase.encode("utf-8", "replace")[:96],
+            text,
         )
+
+    def _learn(self, phase: str) -> tuple[bytes, int]:
+        name = kind(phase)
+        if name not in self._kinds and len(self._kinds) < _SLOTS:
+            at = _NAMES_AT + _NAME * len(self._kinds)
+            self._map[at : at + _NAME] = name.encode("utf-8", "replace")[:_NAME].ljust(_NAME, b"\0")
+            self._kinds.append(name)
+        slot = self._kinds.index(name) if name in self._kinds else _SLOTS - 1
+        if len(self._known) >= 4 * _SLOTS:  # one for each epoch's name
+            self._known.clear()
+        known = self._known[phase] = phase.encode("utf-8", "replace")[:96], slot * _BUCKETS
+        return known
 
 
 class NoHeartbeat:
@@ -87,16 +135,50 @@ class NoHeartbeat:
 def read(path: Path) -> Beat | None:
     """The last beat, or None when there is none (yet)."""
     for _ in range(3):  # twice the same content: not read in the middle of a write
-        try:
-            first, second = path.read_bytes(), path.read_bytes()
-        except OSError:
-            return None
-        if first == second and len(first) >= _LAYOUT.size:
-            magic, version, rank, pid, beats, epoch, step, monotonic, wall, phase = _LAYOUT.unpack_from(first)
-            if magic == _MAGIC and version == _VERSION:
-                return Beat(rank, pid, beats, epoch, step, monotonic, wall, phase.rstrip(b"\0").decode("utf-8", "replace"))
+        first, second = _read(path, _LAYOUT.size), _read(path, _LAYOUT.size)
+        if first == second and len(first) == _LAYOUT.size:
+            magic, version, rank, pid, beats, epoch, step, place, first_step, monotonic, wall, phase = _LAYOUT.unpack(first)
+            if magic == _MAGIC and version == _VERSION and beats:
+                text = phase.rstrip(b"\0").decode("utf-8", "replace")
+                return Beat(rank, pid, beats, epoch, step, place, first_step, monotonic, wall, text)
             return None
     return None
+
+
+def _read(path: Path, size: int) -> bytes:
+    try:
+        with path.open("rb", buffering=0) as file:
+            return file.read(size) or b""
+    except OSError:
+        return b""
+
+
+def durations(path: Path) -> dict[str, Histogram]:
+    """How long each kind of phase took so far: kind → counts by bucket (see `upper_s`). The present phase is not in it."""
+    content = _read(path, SIZE)
+    if len(content) < SIZE or content[:4] != _MAGIC:
+        return {}
+    names = (content[at : at + _NAME].rstrip(b"\0").decode("utf-8", "replace") for at in range(_NAMES_AT, _COUNTS_AT, _NAME))
+    counts = struct.unpack_from(f"<{_SLOTS * _BUCKETS}I", content, _COUNTS_AT)
+    return {name: counts[i * _BUCKETS : (i + 1) * _BUCKETS] for i, name in enumerate(names) if name}
+
+
+def upper_s(bucket: int) -> float:
+    """The upper edge of a bucket in seconds; the lower one is at least 4/5 of it."""
+    bits, quarter = divmod(bucket, 4)
+    return float((5 + quarter) << max(0, bits - 3)) / 1e9
+
+
+def quantile_s(counts: Histogram, share: float) -> float | None:
+    """So long this share of the phases took, at most; None without any."""
+    left = share * sum(counts)
+    if not left:
+        return None
+    for bucket, count in enumerate(counts):
+        left -= count
+        if left <= 0:
+            return upper_s(bucket)
+    return upper_s(len(counts) - 1)
 
 
 def read_all(folder: Path, ranks: Container[int] | None = None) -> list[Beat]:

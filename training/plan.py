@@ -116,6 +116,9 @@ def sentences(plan: Plan, split: batch.Batch, estimate: memory.Estimate, fitting
         f"memory, estimated: {estimate.sentence()}" + (f"; the original authors promise {promise} of 32 GB" if promise else ""),
         fitting.sentence(),
     ]
+    if count := plan["retries"]["value"]:
+        again = f"{count} restart{'s' if count > 1 else ''} in a row from the last checkpoint"
+        lines.append(f"recovery: at most {again} while they bring no progress: {plan['retries']['reason']}")
     if plan["device_batch_size"]["reason"] != "as asked":
         lines.append(f"device_batch_size {split.device_sequences}: {plan['device_batch_size']['reason']}")
     return lines
@@ -170,6 +173,11 @@ def make(script: str, args: list[str], environ: Mapping[str, str]) -> tuple[Requ
 def main() -> int:
     if flags.parse(own_script.split(sys.argv[2:])[0]).on("help"):  # --help=true; the scripts answer --help themselves
         print("\n".join(option_lines()))
+        return 0
+    if flags.parse(sys.argv[2:]).flags.get("inject", ("",))[0] == "list":
+        from training import inject
+
+        print(inject.overview())
         return 0
     try:
         if own_script.asked_for(sys.argv[2:]):

@@ -28,6 +28,8 @@ def start(
     config, place, ranks, local = request.config, request.place, request.ranks, request.local_ranks
     port, check = preflight.port(config.master_port) if place.kind == LOCAL else (place.master_port, None)
     launcher = decide.launcher(config, place, request.script, ranks)
+    retries = decide.retries(config, launcher, request.script)
+    unheard = [f"retries is {config.retries}, but {retries.reason}"] if config.retries not in ("auto", retries.value) else []
     chosen = variables.choose(
         environ,
         device=device.value,
@@ -52,13 +54,14 @@ def start(
         "ranks": ranks,
         "local_ranks": local,
         "launcher": launcher.record(),
+        "retries": retries.record(),
         "device": device.record(),
         "gpus": [g.record() for g in used],
         "driver": machine.driver,
         "variables": [v.record() for v in chosen],
         "master_port": port,
         "resume": bool(request.resume_from),
-        "notes": [*request.notes, *decide.left_over(place), *variables.useless(environ)],
+        "notes": [*request.notes, *decide.left_over(place), *unheard, *variables.useless(environ)],
         "text": [place.sentence(), f"{ranks} rank{'s' if ranks > 1 else ''}{here} by {launcher.value}: {launcher.reason}"],
     }, [check] if check else []
 

@@ -30,7 +30,7 @@ def build(request: ScriptLaunch, environ: Mapping[str, str]) -> tuple[Plan, list
     plan_common.refuse_errors(request, checks)
     plan |= {
         "config_file": None,
-        "config": {name: value for name, value in asdict(config).items() if name in (*USED, "hang_timeout", "retries")},
+        "config": {name: value for name, value in asdict(config).items() if name in USED},
         "script": asdict(script),
     }
     plan["notes"] += plan_common.warnings(checks)

@@ -20,6 +20,7 @@ from training.errors import Exit, UserError
 from training.host import allocator, process
 from training.launch.place import NODE
 from training.request import ENTRYPOINT
+from training.watch import budget, serve
 
 if TYPE_CHECKING:
     from training.data.prepare import Prepared
@@ -37,6 +38,11 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
         from training.config.help import option_lines
 
         print("python train.py CONFIG [--key=value …]\n" + "\n".join(option_lines()))
+        return 0
+    if "--inject=list" in args:
+        from training import inject
+
+        print(inject.overview())
         return 0
     process.die_of_stop_signals()  # silently, as long as there is nothing to save
     run: rundir.RunDir | None = None
@@ -74,20 +80,38 @@ def _planned(run: rundir.RunDir) -> Plan:
 
 
 def _meet(run: rundir.RunDir, plan: Plan, rank: int) -> World:
-    heartbeat.start(run.heartbeat(rank), rank)
+    _begin(run, plan, rank)
     _stacks_on_request(run, rank)
     heartbeat.current.beat("importing torch")
     from training import distributed
 
+    _open_to_watchers(run, rank)
     heartbeat.current.beat("meeting the other ranks")
-    return distributed.setup(plan["device"]["value"], plan["config"]["hang_timeout"])
+    return distributed.setup(plan["device"]["value"], budget.backstop_s(plan["config"]["hang_timeout"], supervised=True))
+
+
+def _begin(run: rundir.RunDir, plan: Plan, rank: int) -> None:
+    """From now on everybody can see what this rank does."""
+    heartbeat.start(run.heartbeat(rank), rank)
+    if plan["config"].get("inject"):
+        from training import inject
+
+        inject.arm(plan, run, rank, os.environ)
+
+
+def _open_to_watchers(run: rundir.RunDir, rank: int) -> None:
+    """Stacks and collectives can be read from outside, also while this rank hangs."""
+    process.allow_tracing()
+    if why_not := serve.serve(run.ranks, rank):
+        run.event("warning", text=f"rank {rank}: which collectives it calls can not be seen from outside: {why_not}")
 
 
 def _stacks_on_request(run: rundir.RunDir, rank: int) -> None:
-    """SIGUSR2 writes the Python stacks of all threads, even while the main thread is blocked."""
+    """SIGUSR2 writes the Python stacks of all threads, even while the main thread is blocked; so does a crash (SIGSEGV, SIGABRT …)."""
     # Open for the whole life of the process: the signal handler writes to the descriptor.
     file = (run.ranks / f"rank{rank}.stacks").open("w")
     faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
+    faulthandler.enable(file=file, all_threads=True)
 
 
 def _draft(args: list[str], environ: MutableMapping[str, str], parent: int) -> tuple[rundir.RunDir, Plan, World] | int:
@@ -109,9 +133,10 @@ def _draft(args: list[str], environ: MutableMapping[str, str], parent: int) -> t
     environ.update(place.variables() | {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"})
     from training import distributed
 
-    world = distributed.setup(plan["device"]["value"], plan["config"]["hang_timeout"])
+    world = distributed.setup(plan["device"]["value"], budget.backstop_s(plan["config"]["hang_timeout"], supervised=False))
     run = _common_run(plan_files.write(plan, checks, request) if world.rank == 0 else None)
-    heartbeat.start(run.heartbeat(world.rank), world.rank)
+    _begin(run, plan, world.rank)
+    _open_to_watchers(run, world.rank)
     plan = _planned(run)
     if world.rank == 0:
         console.open_log(plan["log_file"])
@@ -163,7 +188,7 @@ def _live(run: rundir.RunDir, plan: Plan, world: World) -> Exit:
         position, code = trainer.train(setup, recorder, stop)
     setup.batches.close()
     # Rank 0 may have to write a large checkpoint before it comes; a supervisor sees by its heartbeat whether it does.
-    barrier("end of training", max(END_S, setup.config.hang_timeout))
+    barrier("end of training", max(END_S, setup.barrier_s))
     cleanup()
     if recorder:
         recorder.close()  # trackers may be slow, now that nobody waits for this rank any more

@@ -150,6 +150,11 @@ def read(
     if installed:
         problems += extras.missing(source.files if source else (), config.tokenizer)
     problems += run_name(config, origins, experiments, resume_from, place)
+    if config.inject:
+        from training import inject
+
+        problems += inject.check(config.inject, origins["inject"], ranks, config.num_workers)
+        notes = [*notes, f"faults will happen on purpose: {config.inject} ({origins['inject']})"]
     if place and place.kind == RANK and rundir.VARIABLE in environ:
         text = f"this is rank {place.rank} of the run {environ[rundir.VARIABLE]}: a launcher in a rank would start every rank again"
         problems.append(

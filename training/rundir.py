@@ -39,6 +39,7 @@ class RunDir:
         self.supervisor = self.own / "supervisor.json"
         self.heartbeats = self.path / "heartbeat"
         self.ranks = self.path / "ranks"
+        self.hangs = self.path / "hangs"
         self.checkpoints = self.path / "checkpoints"
         self.tensorboard = self.path / "tb_logger"
 
@@ -60,7 +61,7 @@ class RunDir:
         """What a failing rank says of itself (see training.engine.failure)."""
         return self.ranks / f"rank{rank}.error.json"
 
-    def event(self, kind: str, **facts: Any) -> None:
+    def event(self, kind: str, /, **facts: Any) -> None:
         """Append one record to events.jsonl; a single write, so that several processes may append. A full disk is said
         and stops nobody."""
         try:

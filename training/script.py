@@ -25,8 +25,8 @@ SEPARATOR = "--"
 EXAMPLE = f"./{SCRIPT} 2 --script main.py -- --epochs=3"
 # Fields that say something about the launch of any script.
 USED = (
-    *(name for name, field in FIELDS.items() if field.metadata["group"] == "launch"),
-    *("run_name", "out_dir", "log_dir", "device"),
+    *(name for name, field in FIELDS.items() if field.metadata["group"] == "launch" and name != "inject"),
+    *("run_name", "out_dir", "log_dir", "device", "hang_timeout"),
 )
 
 

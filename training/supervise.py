@@ -1,13 +1,13 @@
 """The supervisor of one machine: prepares the data, starts the ranks, watches and reaps them, says what became of them.
 
-    python lib/run_module.py training.supervise RUN_DIR [--node=1] [--analyse] [--recover]
+    python lib/run_module.py training.supervise RUN_DIR [--node=1] [--analyse]
+    python lib/run_module.py training.supervise attach …        stacks of a run, or of any processes (training.watch.attach)
 
 It is the process that the launch scripts become, so its exit status is theirs. It imports no torch.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import signal
@@ -25,12 +25,18 @@ from training.host.torch_build import NO_LIBUV
 from training.launch import meeting, team, verdict
 from training.launch.attempt import Attempt
 from training.launch.guardian import Guardian
+from training.launch.line import Line
 from training.launch.output import tail
+from training.launch.recovery import Recovery
 
 SEARCHED_LINES = 200  # at the end of each rank's log
 
 
 def main(argv: list[str]) -> int:
+    if argv[:1] == ["attach"]:
+        from training.watch import attach
+
+        return attach.main(argv[1:])
     node = next((int(word.removeprefix("--node=")) for word in argv if word.startswith("--node=")), 0)
     run, stages = rundir.RunDir(argv[0], node), set(argv[1:])
     plan = rundir.read_json(run.own_plan)
@@ -55,7 +61,7 @@ def main(argv: list[str]) -> int:
         return Exit.INTERRUPTED
 
 
-def _line(run: rundir.RunDir, plan: dict[str, Any]) -> meeting.Line:
+def _line(run: rundir.RunDir, plan: dict[str, Any]) -> Line:
     try:
         return meeting.line_of(plan)
     except UserError:
@@ -63,7 +69,7 @@ def _line(run: rundir.RunDir, plan: dict[str, Any]) -> meeting.Line:
         raise
 
 
-def _prepare(run: rundir.RunDir, plan: dict[str, Any], line: meeting.Line | None) -> None:
+def _prepare(run: rundir.RunDir, plan: dict[str, Any], line: Line | None) -> None:
     """The other machines and the data. Raises UserError; then the run is as if it had never been asked for."""
     try:
         if line:
@@ -78,28 +84,43 @@ def _prepare(run: rundir.RunDir, plan: dict[str, Any], line: meeting.Line | None
             old.unlink(missing_ok=True)
 
 
-def _together(run: rundir.RunDir, plan: dict[str, Any], line: meeting.Line, token: str) -> int:
-    """One start on several machines. When a rank fails anywhere, every machine stops and shows the same card."""
-    outcome = Attempt(run, plan, line.go(), token, line).go()
-    code = verdict.exit_code(outcome)
-    if not outcome.guilty and not outcome.killed:
-        line.tell({"ended": int(code)})
-        return _regular_end(run, plan, code) if run.own == run.path else _node_end(run, code)
-    own = verdict.failure(outcome, run, plan) | {"node": plan["place"]["node_rank"]}
-    record = line.settle(own)
-    code = record["exit_code"]
-    _keep_failure(run, record)
-    console.error(f"training failed\n{verdict.card(record)}")
-    return int(code)
+def _together(run: rundir.RunDir, plan: dict[str, Any], line: Line, token: str) -> int:
+    """On several machines. When a rank fails anywhere, every machine stops and shows the same card; node 0 decides what comes next."""
+    recovery, first = Recovery(run, plan), run.own == run.path
+    while True:
+        attempt = Attempt(run, plan, line.go(), token, line)
+        if first:
+            attempt.each_pass = recovery.look
+        outcome = attempt.go()
+        code = verdict.exit_code(outcome)
+        if not outcome.guilty and not outcome.killed:
+            line.tell({"ended": int(code)})
+            return _regular_end(run, plan, code, recovery.finish()) if first else _node_end(run, code)
+        own = verdict.failure(outcome, run, plan) | {"node": plan["place"]["node_rank"]}
+        record = line.settle(own)
+        _keep_failure(run, record)
+        console.error(f"training failed\n{verdict.card(record)}")
+        chosen = recovery.choose(record, outcome) if first else None
+        order = line.decide({"changes": chosen.changes, "why": chosen.why} if chosen else None)
+        if order is None:
+            return int(recovery.stopped or record["exit_code"])
+        if chosen:
+            recovery.begin(chosen)
+        else:
+            recovery.follow(order)
+        if store.changed(run):
+            store.prepare(run, plan)
 
 
 def _attempts(run: rundir.RunDir, plan: dict[str, Any], stages: set[str], token: str) -> int:
-    failed_at: list[int] = []  # the step of each failure
-    for attempt in itertools.count(1):
-        outcome = Attempt(run, plan, team.alone(plan), token).go()
+    recovery = Recovery(run, plan)
+    while True:
+        attempt = Attempt(run, plan, team.alone(plan), token)
+        attempt.each_pass = recovery.look
+        outcome = attempt.go()
         code = verdict.exit_code(outcome)
         if not outcome.guilty and not outcome.killed:
-            return _regular_end(run, plan, code)
+            return _regular_end(run, plan, code, recovery.finish())
         if _lacks_libuv(run, plan):
             continue
         record = verdict.failure(outcome, run, plan)
@@ -116,21 +137,10 @@ def _attempts(run: rundir.RunDir, plan: dict[str, Any], stages: set[str], token:
         console.error(f"training failed\n{verdict.card(record)}")
         if "--analyse" in stages:
             console.info(f"analysis\n{analysis(run)}")
-        failed_at.append(max((b.step for b in heartbeat.read_all(run.heartbeats)), default=0))
-        if "--recover" not in stages or not verdict.retryable(outcome):
-            break
-        if attempt > plan["config"]["retries"]:
-            console.error(f"given up after {attempt} attempts (--retries={plan['config']['retries']})")
-            break
-        if failed_at.count(failed_at[-1]) >= 2:
-            console.error(f"given up: the second failure at step {failed_at[-1]}")
-            break
-        console.warning(f"restarting from the last checkpoint (attempt {attempt + 1} of {plan['config']['retries'] + 1})")
+        if not recovery.again(record, outcome):
+            return recovery.stopped or code
         if store.changed(run):
             store.prepare(run, plan)
-        run.event("restart", attempt=attempt + 1, cause=record["cause"], step=failed_at[-1])
-        run.failure.unlink(missing_ok=True)
-    return code
 
 
 def _lacks_libuv(run: rundir.RunDir, plan: dict[str, Any]) -> bool:
@@ -158,15 +168,15 @@ def _node_end(run: rundir.RunDir, code: int) -> int:
     return code
 
 
-def _regular_end(run: rundir.RunDir, plan: dict[str, Any], code: int) -> int:
+def _regular_end(run: rundir.RunDir, plan: dict[str, Any], code: int, recovered: str = "") -> int:
     if team.is_script(plan):
         return _script_end(run, plan, code)
     text = summary.render(run, plan)
     if code == Exit.DONE:
-        console.success(f"training finished\n{text}".rstrip())
+        console.success(f"training finished{recovered}\n{text}".rstrip())
     else:
         why = "interrupted" if code == Exit.INTERRUPTED else "stopped on request"
-        console.warning(f"{why}, checkpoint saved (exit {int(code)})\n{text}".rstrip())
+        console.warning(f"{why}, checkpoint saved{recovered} (exit {int(code)})\n{text}".rstrip())
     return code
 
 

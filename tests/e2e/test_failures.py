@@ -64,25 +64,6 @@ def test_stopped_rank_is_a_hang_with_the_guilty_rank_and_its_line(launch: Launch
     assert failure["phases"]["0"].startswith("step 5: "), "the other one waits"
 
 
-def test_recovery_after_a_killed_rank_resumes_from_the_checkpoint(launch: Launch) -> None:
-    whole = launch(*RUN, num_iterations=60, save_every=5).ok()
-    run = launch("./train_dual_gpu_enhanced.sh", RUN[2], num_iterations=60, save_every=5, hook=in_forward(1, 23, "os.kill(os.getpid(), 9)"))
-    assert run.wait() == 0, run.output[-3000:]
-    assert "restarting from the last checkpoint" in run.output and "resumed from step_00000020" in run.output
-    assert run.losses == whole.losses, "nothing lost, nothing different"
-
-
-@pytest.mark.slow
-def test_recovery_gives_up_at_the_second_failure_at_one_step_and_never_retries_code(launch: Launch) -> None:
-    enhanced = "./train_dual_gpu_enhanced.sh"
-    again = launch(enhanced, RUN[2], hook=in_forward(1, 3, "os.kill(os.getpid(), 9)"))
-    assert again.wait() == 4
-    assert "given up: the second failure at step 3" in again.output
-    code = launch(enhanced, RUN[2], hook=in_forward(1, 3, "raise ValueError('planted')"))
-    assert code.wait() == 4
-    assert "restarting" not in code.output and "analysis" in code.output
-
-
 def test_killed_launcher_leaves_nobody(launch: Launch, token: str) -> None:
     run = launch(*RUN, num_iterations=100000, num_workers=1)
     run.wait_for("Iter: 3,")

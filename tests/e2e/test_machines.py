@@ -6,22 +6,28 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import processes, wait_until
 from tests.e2e.conftest import Launched
-from tests.e2e.test_failures import in_forward
+from tests.e2e.hooks import in_forward
 from training.rundir import RunDir, read_json
 
 Launch = Callable[..., Launched]
 CONFIG = "configs/dual_gpu/quickstart.py"
 ADDRESSES = ("10.211.7.1", "10.211.7.2")
+HOST = socket.gethostname()
+VERDICT_S = 15.0  # from a cut to the end of both sides
+SHORT_CUT_S = 3.0
 
 
 def ip(*words: str) -> None:
@@ -70,6 +76,47 @@ def node(launch: Launch, machines: list[str], tmp_path: Path) -> Callable[..., L
 Node = Callable[..., Launched]
 
 
+@pytest.fixture
+def cable(machines: list[str]) -> Iterator[Callable[..., Callable[[], None]]]:
+    """Cut or join the cable at this machine; `one_way`: what it sends is lost, what it is sent arrives."""
+    joined: list[Callable[[], None]] = []
+
+    def cut(number: int, *, one_way: bool = False) -> Callable[[], None]:
+        def change(up: bool) -> None:
+            if one_way:
+                ip("-n", machines[number], "route", "del" if up else "add", "blackhole", f"{ADDRESSES[1 - number]}/32")
+            else:
+                ip("-n", machines[number], "link", "set", f"v{machines[number][1:]}", "up" if up else "down")
+
+        def join() -> None:
+            if join in joined:
+                joined.remove(join)
+                change(True)
+
+        change(False)
+        joined.append(join)
+        return join
+
+    yield cut
+    for join in list(joined):
+        join()
+
+
+Cable = Callable[..., Callable[[], None]]
+
+
+def of_node(token: str, number: int) -> tuple[int, list[int]]:
+    """Processes of this machine: its supervisor, and all others."""
+    space = {pid: Path(f"/proc/{pid}/ns/net").readlink() for pid in processes(token)}
+    commands = processes(token)
+    supervisor = next(pid for pid, c in commands.items() if "training.supervise" in c and (f"--node={number}" in c or not number))
+    return supervisor, [pid for pid in commands if pid != supervisor and space.get(pid) == space[supervisor]]
+
+
+def last_step(run: Launched) -> int:
+    return max(run.steps, default=0)
+
+
 def test_two_machines_train_like_one(node: Node, launch: Launch) -> None:
     second, first = node(1, ranks=2, total_batch_size=512), node(0, ranks=2, total_batch_size=512)
     assert (first.wait(), second.wait()) == (0, 0), first.output[-2000:] + second.output[-2000:]
@@ -102,9 +149,105 @@ def test_a_machine_that_disappears_is_named(node: Node, token: str) -> None:
     for pid, command in processes(token).items():
         if "training.supervise" in command and "--node=1" in command:
             os.kill(pid, signal.SIGKILL)
-    assert first.wait(30) == 4 and "node 1 is gone" in first.output
+    assert first.wait(30) == 4 and f"node 1 ({ADDRESSES[1]}, {HOST}) is gone: closed by the other side" in first.output
+    assert (first.failure["cause"], first.failure["kind"], first.failure["node"]) == ("peer_died", "gone", 1)
     second.wait(30)
     wait_until(lambda: not processes(token), 8, "everybody gone")
+
+
+def test_after_a_killed_rank_both_go_on(node: Node, launch: Launch) -> None:
+    saving: dict[str, Any] = {"num_iterations": 40, "save_every": 5}
+    again = saving | {"shared": True, "retries": 1, "inject": "kill@rank=1,step=23"}
+    first, second = node(0, **again), node(1, **again)
+    assert (first.wait(), second.wait()) == (0, 0), first.output[-3000:] + second.output[-3000:]
+    assert "restarting (1 of 1) from step 20: 3 steps lost" in first.output and "resumed from step_00000020" in first.output
+    assert "restarting with the other machines" in second.output
+    whole = launch("./launch_train.sh", "2", CONFIG, **saving).ok()
+    assert first.losses == whole.losses, "bit for bit"
+
+
+@pytest.mark.parametrize("machine", [0, 1])
+def test_a_cut_cable_is_named_on_both_sides(node: Node, cable: Cable, token: str, machine: int) -> None:
+    runs = [node(n, num_iterations=100000, retries=1) for n in range(2)]
+    runs[0].wait_for("Iter: 3,")
+    cable(machine)
+    end = time.monotonic() + VERDICT_S
+    assert [run.wait(end - time.monotonic()) for run in runs] == [4, 4]
+    for run, other in zip(runs, (1, 0), strict=True):
+        said = f"node {other} ({ADDRESSES[other]}, {HOST}) silent for 10 s: no answer of its supervisor; "
+        assert f"{said}the network between the machines, or the machine itself" in run.output
+        assert (run.failure["cause"], run.failure["kind"], run.failure["node"]) == ("nccl_network", "silent", other)
+        assert f"Who        node {other}\n" in run.output and "restarting with" not in run.output
+    assert f"not restarted: node 1 ({ADDRESSES[1]}, {HOST}) can not be reached any more" in runs[0].output
+    assert not processes(token)
+
+
+def test_a_network_that_loses_one_direction_is_named(node: Node, cable: Cable) -> None:
+    runs = (node(0, num_iterations=100000), node(1, num_iterations=100000))
+    runs[0].wait_for("Iter: 3,")
+    cable(1, one_way=True)
+    end = time.monotonic() + VERDICT_S
+    assert [run.wait(end - time.monotonic()) for run in runs] == [4, 4]
+    for run in runs:  # what node 0 says still arrives
+        assert "silent for 10 s: no answer of its supervisor; the network" in run.output and run.failure["cause"] == "nccl_network"
+
+
+def test_a_short_cut_ends_nothing(node: Node, cable: Cable) -> None:
+    first, second = node(0, num_iterations=100000), node(1, num_iterations=100000)
+    first.wait_for("Iter: 3,")
+    join = cable(1)
+    time.sleep(SHORT_CUT_S)  # the fault itself
+    before = last_step(first)
+    join()
+    wait_until(lambda: last_step(first) > before + 3, 30, "the training goes on")
+    second.process.send_signal(signal.SIGTERM)
+    assert (first.wait(30), second.wait(30)) == (75, 75), first.output[-2000:]
+    assert "silent" not in first.output + second.output
+
+
+def test_a_frozen_supervisor_is_said_and_ends_nothing(node: Node, token: str) -> None:
+    first, second = node(0, num_iterations=100000), node(1, num_iterations=100000)
+    first.wait_for("Iter: 3,")
+    supervisor, _ = of_node(token, 1)
+    os.kill(supervisor, signal.SIGSTOP)
+    first.wait_for(f"node 1 ({ADDRESSES[1]}, {HOST}) silent for 10 s: the machine answers, its supervisor does not", 15)
+    assert "; the ranks go on" in first.output
+    before = last_step(first)
+    wait_until(lambda: last_step(first) > before + 3, 30, "the training goes on")
+    os.kill(supervisor, signal.SIGCONT)
+    first.wait_for(f"node 1 ({ADDRESSES[1]}, {HOST}) answers again")
+    first.process.send_signal(signal.SIGTERM)
+    assert (first.wait(30), second.wait(30)) == (75, 75), first.output[-2000:]
+    assert "silent" not in second.output, "it was asleep itself"
+
+
+def test_a_frozen_machine_is_named(node: Node, token: str) -> None:
+    first, second = node(0, num_iterations=100000), node(1, num_iterations=100000)
+    first.wait_for("Iter: 3,")
+    supervisor, others = of_node(token, 1)
+    for pid in (supervisor, *others):
+        os.kill(pid, signal.SIGSTOP)
+    assert first.wait(VERDICT_S) == 4
+    said = "s: the machine answers, its supervisor does not"
+    assert (
+        f"node 1 ({ADDRESSES[1]}, {HOST}) silent for 1" in first.output
+        and said in first.output
+        and (first.failure["cause"], first.failure["kind"]) == ("peer_died", "silent")
+    )
+    for pid in (*others, supervisor):
+        os.kill(pid, signal.SIGCONT)
+    assert second.wait(30) == 4 and said in second.output, "it is told what became of it"
+
+
+def test_silence_at_the_meeting_is_named(node: Node, cable: Cable) -> None:
+    runs = [node(n, nnodes=3, meeting_timeout=25, total_batch_size=384) for n in range(2)]
+    runs[0].wait_for("node 1 is here")
+    runs[1].wait_for("waiting for node 0")
+    cable(1)
+    silent = "silent for 10 s: no answer of its supervisor; the network between the machines, or the machine itself"
+    runs[0].wait_for(f"node 1 ({ADDRESSES[1]}, {HOST}) {silent}; it may come again", VERDICT_S)
+    assert runs[1].wait(VERDICT_S) == 3 and f"before the start: node 0 ({ADDRESSES[0]}, {HOST}) {silent}" in runs[1].output
+    assert runs[0].wait(30) == 3 and "node 1, 2 of 3 did not come" in runs[0].output
 
 
 def test_asked_to_stop_on_one_machine_saves_and_stops_both(node: Node) -> None:

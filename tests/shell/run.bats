@@ -124,12 +124,12 @@ recorded() {
   is "$(recorded PYTHONPATH)" "/mine"
 }
 
-@test "the enhanced script has more stages: the resource report, --analyse, --recover" {
+@test "the enhanced script has more stages: the resource report, --analyse" {
   recording_supervisor
   run --separate-stderr ./train_dual_gpu_enhanced.sh --config="$QUICKSTART" --device=cpu --run_name=more
   is "$status" 0
   mapfile -d '' -t argv <"$RECORD/argv"
-  is "${argv[*]}" "$PROJECT/experiments/more --analyse --recover"
+  is "${argv[*]}" "$PROJECT/experiments/more --analyse"
   has "$stderr" 'resource check'
   has "$(cat logs/train_dual_gpu_enhanced_*.log)" 'resource check'
 }

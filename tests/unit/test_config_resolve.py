@@ -128,7 +128,7 @@ def test_every_field_can_be_set_by_each_source(name: str) -> None:
         ("launcher", "mpi"),
         ("master_port", "65536"),
         ("master_port", "http"),
-        ("hang_timeout", "0"),
+        ("hang_timeout", "-1"),
         ("hang_timeout", "10m"),
         ("retries", "101"),
         # A variable that is not set: --data=$TEXT. It would mean the current folder.

@@ -82,12 +82,12 @@ def test_a_reading_in_the_middle_of_a_write_is_taken_again(tmp_path: Path, monke
     new = (tmp_path / "rank0.bin").read_bytes()
     torn = new[:40] + old[40:]
     readings = [torn, new, new, new]
-    monkeypatch.setattr(Path, "read_bytes", lambda self: readings.pop(0))
+    monkeypatch.setattr(heartbeat, "_read", lambda path, size: readings.pop(0)[:size])
     beat = heartbeat.read(tmp_path / "rank0.bin")
     assert beat is not None
     assert beat.phase == "backward"
     changing = iter([old, new] * 10)
-    monkeypatch.setattr(Path, "read_bytes", lambda self: next(changing))
+    monkeypatch.setattr(heartbeat, "_read", lambda path, size: next(changing)[:size])
     assert heartbeat.read(tmp_path / "rank0.bin") is None
 
 
@@ -129,3 +129,41 @@ def test_without_a_run_directory_beats_go_nowhere(tmp_path: Path, monkeypatch: p
     heartbeat.start(tmp_path / "rank0.bin", 0)
     heartbeat.current.beat("meeting the other ranks")
     assert str(heartbeat.read(tmp_path / "rank0.bin")) == "meeting the other ranks"
+
+
+def test_how_long_each_kind_of_phase_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [10**9]
+    monkeypatch.setattr("time.monotonic_ns", lambda: clock[0])
+    writer = Heartbeat(tmp_path / "rank0.bin", 0)
+    for epoch in range(100):
+        writer.beat(f"epoch {epoch}: creating data iterator")
+        clock[0] += 30_000_000 if epoch < 99 else 900_000_000
+        writer.beat("forward")
+        clock[0] += 2_000_000
+    kinds = heartbeat.durations(tmp_path / "rank0.bin")
+    assert set(kinds) == {"epoch #: creating data iterator", "forward"}
+    creating = kinds["epoch #: creating data iterator"]
+    assert sum(creating) == 100 and sum(kinds["forward"]) == 99, "the present phase has no length yet"
+    usual, longest = heartbeat.quantile_s(creating, 0.99), heartbeat.quantile_s(creating, 1.0)
+    assert usual is not None and 0.030 <= usual <= 0.030 * 1.25
+    assert longest is not None and 0.9 <= longest <= 0.9 * 1.25
+    assert heartbeat.quantile_s((), 0.99) is None
+
+
+def test_more_kinds_of_phases_than_there_is_room_for_share_the_last(tmp_path: Path) -> None:
+    writer = Heartbeat(tmp_path / "rank0.bin", 0)
+    for letter in range(60):
+        writer.beat("phase " + chr(ord("A") + letter))
+    kinds = heartbeat.durations(tmp_path / "rank0.bin")
+    assert len(kinds) == 24 and sum(map(sum, kinds.values())) == 59
+
+
+def test_the_place_in_a_step_is_counted_from_its_beginning(tmp_path: Path) -> None:
+    writer = Heartbeat(tmp_path / "rank0.bin", 0)
+    writer.beat("building the model")
+    for step in (41, 42):
+        writer.step = step
+        for phase in ("fetch", "forward", "fetch", "forward", "backward"):
+            writer.beat(phase)
+    beat = heartbeat.read(tmp_path / "rank0.bin")
+    assert beat and (beat.step, beat.place, beat.first_step) == (42, 5, 41)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import select
 import socket
 import threading
 from collections.abc import Callable
@@ -9,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import wait_until
 from training.errors import Exit, UserError
 from training.launch import meeting
+from training.launch.line import SILENT, Lost
 from training.launch.place import NODE, Place
 from training.launch.team import QUIET_PORTS, free_port, listen
 from training.launch.wire import LIMIT, Broken, Wire
@@ -50,6 +54,54 @@ def test_messages_arrive_whole_however_they_are_cut() -> None:
     assert wire.arrived() == [{"last": 1}], "what was said before the end counts"
     with pytest.raises(Broken, match="closed by the other side"):
         wire.arrived()
+
+
+def test_pings_are_no_messages_and_never_wait() -> None:
+    wire, other = wires()
+    other.setblocking(False)
+    while True:  # nobody reads: the buffer fills
+        wire.ping()
+        if wire._unsent:
+            break
+    wire.ping()
+    ends = Wire(other)
+    while not ends.arrived() and wire._unsent:
+        wire.ping()
+    wire.send({"a": 1})
+    assert ends.receive(5) == {"a": 1}, "whole lines only, however the buffer was full"
+
+
+def test_silence_ends_with_whatever_arrives() -> None:
+    wire, other = wires()
+    wire.quiet_s = 11.0
+    assert wire.arrived() == [] and wire.quiet_s == 11.0
+    Wire(other).ping()
+    assert wire.arrived() == [] and wire.quiet_s == 0.0
+
+
+def over_tcp() -> tuple[Wire, socket.socket]:
+    with listen(LOOPBACK, 0, 1) as store:
+        ours = socket.create_connection(store.getsockname())
+        return Wire(ours), store.accept()[0]
+
+
+def test_the_kernel_looks_after_a_wire_too() -> None:
+    ours = over_tcp()[0].socket
+    read = [ours.getsockopt(socket.IPPROTO_TCP, option) for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_USER_TIMEOUT)]
+    assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) and read == [5, 2, 10_000]
+
+
+def test_why_a_line_broke_is_kept_for_who_reads() -> None:
+    """The kernel tells it once, here to the ping."""
+    wire, other = over_tcp()
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    other.close()  # with a reset
+    wait_until(lambda: select.select([wire], [], [], 0)[0], 5)
+    wire.ping()
+    wire.ping()
+    for _ in range(2):
+        with pytest.raises(Broken, match=r"Connection reset by peer|Broken pipe"):
+            wire.receive(None)
 
 
 @pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b"\xff\xfe\n", b"1" * (LIMIT + 100_000)])
@@ -106,6 +158,62 @@ def test_two_machines_meet_and_go() -> None:
     assert name == "a_run" and (list(theirs.ranks), theirs.port, theirs.store) == ([2, 3], port, None)
 
 
+def test_two_machines_start_again() -> None:
+    """Node 0 decides; what was still said of the attempt before harms nothing."""
+    port = free_port(LOOPBACK)
+
+    def member() -> Any:
+        with meeting.Member(plan(1, port)) as line:
+            line.gather(10)
+            seen = [line.go()]
+            line.tell({"failed": {"rank": 2, "status": -9}})
+            orders = [line.decide(None)]
+            seen.append(line.go())
+            orders.append(line.decide(None))
+            return seen, orders, line.failed
+
+    thread, out = in_thread(member)
+    with meeting.Head(plan(0, port)) as line:
+        line.gather(10)
+        line.go().close()
+        line.tell({"record": {"rank": 2}})
+        assert line.decide({"changes": {"device_batch_size": 4}}) == {"changes": {"device_batch_size": 4}}
+        team = line.go()
+        assert team.store is not None and team.store.getsockname()[1] == team.port == line.port
+        assert line.read(1) == [], "nothing of the first attempt is left"
+        assert line.decide(None) is None
+    thread.join(10)
+    seen, orders, failed = out[0]
+    assert [list(t.ranks) for t in seen] == [[2, 3], [2, 3]] and seen[1].port == team.port
+    assert orders == [{"changes": {"device_batch_size": 4}}, None] and failed is None
+
+
+def test_a_node_that_leaves_before_the_start_is_named_to_all() -> None:
+    port, all_here = free_port(LOOPBACK), threading.Event()
+
+    def leaves() -> None:
+        with meeting.Member(plan(1, port, nodes=3)) as line:
+            line.gather(10)
+            all_here.wait(10)
+
+    def stays() -> Any:
+        with meeting.Member(plan(2, port, nodes=3)) as line:
+            line.gather(10)
+            return line.go()
+
+    threads = [in_thread(leaves), in_thread(stays)]
+    why = f"before the start: node 1 ({LOOPBACK}, {socket.gethostname()}) is gone: closed by the other side"
+    with meeting.Head(plan(0, port, nodes=3)) as line:
+        line.gather(10)
+        all_here.set()
+        with pytest.raises(UserError, match=re.escape(why)) as caught:
+            line.go()
+    for thread, _ in threads:
+        thread.join(10)
+    (told,) = threads[1][1]
+    assert caught.value.code == told.code == Exit.RESOURCES and why in str(told)
+
+
 def test_another_plan_is_refused_and_the_wait_goes_on() -> None:
     port = free_port(LOOPBACK)
     with meeting.Head(plan(0, port)) as line:
@@ -115,6 +223,67 @@ def test_another_plan_is_refused_and_the_wait_goes_on() -> None:
         thread.join(5)
     assert "seed is 7 on node 1, but 1 on node 0" in str(out[0]) and out[0].code == Exit.CONFIG
     assert missing.value.code == Exit.RESOURCES and "node 1 of 2 did not come" in str(missing.value)
+
+
+class Quiet(meeting.Member):
+    """A line whose other end says nothing."""
+
+    def __init__(self, quiet_s: float = 0.0, *, unreachable: bool = False) -> None:
+        super().__init__(plan(1, 1))
+        wire, self.other = wires()
+        self.met(0, wire, LOOPBACK, "gpu-a\x1b[31m")
+        wire.quiet_s = quiet_s
+        if unreachable:
+            wire.ping()
+            wire._acknowledged -= 6
+
+
+NODE_0 = f"node 0 ({LOOPBACK}, gpu-a31m)"
+
+
+@pytest.mark.parametrize(
+    ("unreachable", "still_s", "cause", "why"),
+    [
+        (True, 0.0, "nccl_network", "no answer of its supervisor; the network between the machines, or the machine itself"),
+        (False, 9.0, "peer_died", "the machine answers, its supervisor does not: it is stopped, or waits for its terminal or disk"),
+    ],
+)
+def test_silence_is_found_once(unreachable: bool, still_s: float, cause: str, why: str) -> None:
+    line = Quiet(9.5, unreachable=unreachable)
+    assert line.watch(still_s) == [] and line.overdue() is not None
+    line.wires[0].quiet_s = 11.0
+    assert line.watch(still_s) == [Lost(0, SILENT, cause, f"{NODE_0} silent for 11 s: {why}")]
+    assert line.watch(still_s) == [] and not line.there(0)
+
+
+def test_a_frozen_supervisor_whose_ranks_go_on_is_only_said(capsys: pytest.CaptureFixture[str]) -> None:
+    line = Quiet(11.0)
+    assert line.watch(0.1) == line.watch(0.1) == []
+    assert capsys.readouterr().err.count(f"{NODE_0} silent for 11 s: the machine answers, its supervisor does not") == 1
+    Wire(line.other).ping()
+    assert line.read(0) == [] and line.watch(0.1) == [] and line.overdue() is None
+    assert f"{NODE_0} answers again" in capsys.readouterr().err
+
+
+def test_who_was_stopped_himself_accuses_nobody() -> None:
+    line = Quiet()
+    line._turned -= 3600
+    assert line.watch(3600.0) == [] and line.wires[0].quiet_s <= 1.0
+
+
+def test_silence_that_is_sure_is_told_at_once() -> None:
+    own = {"kind": SILENT, "rank": None, "victim": False, "node": 2}
+    head = meeting.Head(plan(0, free_port(LOOPBACK), nodes=3))
+    with head:
+        far, near = wires()
+        head.met(1, far, LOOPBACK, "a")
+        far.quiet_s = 11.0
+        healthy, other = wires()
+        head.met(2, healthy, LOOPBACK, "b")
+        assert head.settle(own) is own
+        assert Wire(other).receive(1) == {"record": own}
+        assert head.decide({"changes": {}}) is None, "not all are there"
+        assert Wire(near).receive(1) == {"record": own}
 
 
 @pytest.mark.parametrize("node", [0, 2, 9, "1", None])

@@ -34,6 +34,7 @@ def test_the_names_are_fixed(tmp_path: Path) -> None:
         "supervisor": "supervisor.json",
         "heartbeats": "heartbeat",
         "ranks": "ranks",
+        "hangs": "hangs",
         "checkpoints": "checkpoints",
         "tensorboard": "tb_logger",
     }

@@ -48,6 +48,11 @@ def device_choices(seq_len: int, world_size: int, total_tokens: int) -> list[int
     return [] if rest or not sequences else divisors(sequences)
 
 
+def smaller(device_sequences: int, seq_len: int, world_size: int, total_tokens: int) -> int | None:
+    """The next smaller device_batch_size that divides this total; None when there is none."""
+    return max((size for size in device_choices(seq_len, world_size, total_tokens) if size < device_sequences), default=None)
+
+
 def repairs(device_sequences: int, seq_len: int, world_size: int, total_tokens: int) -> list[tuple[str, int]]:
     """The nearest single changes that make the batch divide, as (field, value): totals first, then device batches."""
     micro = device_sequences * seq_len * world_size

@@ -14,7 +14,7 @@ def option_lines() -> list[str]:
         lines += ["", f"{title}:"]
         for name, f in FIELDS.items():
             meta = f.metadata
-            if meta["group"] != group:
+            if meta["group"] != group or meta["hidden"]:
                 continue
             shown = "|".join(meta["choices"]) if meta["choices"] else "|".join((kind(name), *meta["words"]))
             default = "''" if f.default == "" else str(f.default).lower() if isinstance(f.default, bool) else f.default

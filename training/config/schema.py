@@ -37,11 +37,12 @@ def option(
     choices: tuple[str, ...] = (),
     words: tuple[str, ...] = (),
     env: str = "",
+    hidden: bool = False,
 ) -> Any:
     """A field: `unit` says unit and scope, `low`/`high` are inclusive, `words` are allowed beside the type (auto, none),
-    `env` is an environment variable of other tools that sets it too (besides DUET_<FIELD>)."""
+    `env` is an environment variable of other tools that sets it too (besides DUET_<FIELD>); `hidden`: not in --help."""
     meta = {"group": group, "help": help, "unit": unit, "low": low, "high": high}
-    return field(default=default, metadata={**meta, "choices": choices, "words": words, "env": env})
+    return field(default=default, metadata={**meta, "choices": choices, "words": words, "env": env, "hidden": hidden})
 
 
 @dataclass
@@ -136,8 +137,19 @@ class Config:
     save_every: int = option(500, "run", "checkpoint every so often, and at the end; 0: only at the end", unit="steps", low=0)
     keep_checkpoints: int = option(2, "run", "older checkpoints are removed", unit="checkpoints", low=1)
     resume: str = option("", "run", "continue this run: a run directory, its name, or latest", unit="path")
-    hang_timeout: int = option(600, "run", "no progress of any rank for so long is a hang", unit="seconds", low=1)
-    retries: int = option(2, "run", "restarts after a killed rank (enhanced script)", unit="restarts", low=0, high=100)
+    hang_timeout: int = option(
+        60, "run", "a phase that takes longer than this, and 5 times longer than usual, is a hang; 0: never", unit="seconds", low=0
+    )
+    retries: int | str = option(
+        "auto",
+        "run",
+        "after a failure of the machine, start again from the last checkpoint, so many times in a row without progress; "
+        "auto: 2 in train_dual_gpu_enhanced.sh, else 0",
+        unit="restarts",
+        low=0,
+        high=100,
+        words=AUTO,
+    )
 
     use_dummy_wandb: bool = option(False, "tracking", "W&B is not imported at all")
     wandb_mode: str = option(
@@ -176,6 +188,7 @@ class Config:
         env="USE_LIBUV",
     )
     debug: bool = option(False, "launch", "NCCL and torch.distributed debug output for this run")
+    inject: str = option("", "launch", "a fault on purpose (CONTRIBUTING.md); list shows them all", unit="FAULT@key=value,…", hidden=True)
 
 
 FIELDS = {f.name: f for f in fields(Config)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from training.engine import checkpoint, optim
 from training.engine.model import GPT, Frugal
 from training.engine.saver import PHASE, Saver
 from training.engine.shape import Shape
+from training.watch import budget
 
 
 @dataclass
@@ -50,6 +52,11 @@ class Session:
     @property
     def parameters(self) -> int:
         return sum(p.numel() for p in self.weights)
+
+    @property
+    def barrier_s(self) -> float:
+        """The time limit of a barrier of the training."""
+        return budget.backstop_s(self.config.hang_timeout, supervised="DUET_SUPERVISED" in os.environ)
 
     def steps_left(self, position: checkpoint.Position) -> int:
         """Whole steps until the end of this epoch."""

@@ -40,6 +40,7 @@ def train(session: Session, recorder: Recorder | None, stop: StopRequest) -> tup
 
     while position.step < total and code == Exit.DONE:
         batches = begin_epoch(session, position)
+        pulse.beat("progress bar")
         with Progress(session, recorder, position) as progress:
             while position.step < total and session.steps_left(position) and code == Exit.DONE:
                 begun, number = position, position.step + 1
@@ -91,14 +92,14 @@ def begin_epoch(session: Session, position: Position) -> Iterator[Pair]:
     pulse.epoch = number
     if session.world.device.type == "cuda":
         torch.cuda.synchronize()
-    barrier(f"epoch {number}: synchronise", session.config.hang_timeout)
+    barrier(f"epoch {number}: synchronise", session.barrier_s)
     gc.collect()
     if session.world.device.type == "cuda":
         torch.cuda.empty_cache()
     pulse.beat(f"epoch {number}: creating data iterator")
     inspection.prove_shards(session, position)
     batches = session.batches.epoch(position.epoch, position.used)
-    barrier("before iteration", session.config.hang_timeout)
+    barrier("before iteration", session.barrier_s)
     return batches
 
 

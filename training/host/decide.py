@@ -1,4 +1,4 @@
-"""What the plan decides by itself, each decision with its reason: device, precision, compile, launcher; training/host/fit.py
+"""What the plan decides by itself, each decision with its reason: device, precision, compile, launcher, restarts; training/host/fit.py
 decides what fits the memory."""
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from training.host.gpus import Machine
 from training.host.torch_build import TorchBuild
 from training.launch.place import RANK, Place
 from training.request import ENTRYPOINT
+
+RECOVERS, RETRIES = "train_dual_gpu_enhanced.sh", 2  # where `--retries=auto` restarts, and how often
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,17 @@ def launcher(config: Config, place: Place, script: str, ranks: int) -> Choice:
     if config.launcher == "torchrun":
         return Choice("torchrun", "as asked")
     return Choice("spawn", "direct start of the ranks is faster than torchrun and gives true exit statuses")
+
+
+def retries(config: Config, started_by: Choice, script: str) -> Choice:
+    """How many restarts in a row without progress; see training.launch.remedy."""
+    if started_by.value == "env":
+        return Choice(0, "only what has started the ranks can start them again")
+    if isinstance(config.retries, int):
+        return Choice(config.retries, "as asked")
+    if script == RECOVERS:
+        return Choice(RETRIES, f"the default of {RECOVERS}")
+    return Choice(0, "--retries=N starts the ranks again after a failure of the machine")
 
 
 def left_over(place: Place) -> list[str]:

@@ -10,6 +10,7 @@ import os
 import signal
 
 PR_SET_PDEATHSIG = 1
+PR_SET_PTRACER, PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1).value
 # In the environment of every process of a launch and of all that they start, whatever sessions and parents those give themselves.
 TOKEN = "DUET_TOKEN"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -22,6 +23,18 @@ def die_with_parent(parent: int | None = None) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if parent is not None and os.getppid() != parent:  # it died before we asked
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def allow_tracing() -> None:
+    """Let processes of the same user take this one's stacks, and those of its forked children (data-loader workers). Where Yama
+    restricts tracing (Ubuntu's default), only ancestors may otherwise, and py-spy is a sibling. It survives exec."""
+
+    def allow() -> None:
+        # Kernels without Yama refuse the call, and need none. Wherever stacks can not be had, that is said when they are wanted.
+        _libc.prctl(PR_SET_PTRACER, ctypes.c_ulong(PR_SET_PTRACER_ANY), 0, 0, 0)
+
+    allow()
+    os.register_at_fork(after_in_child=allow)
 
 
 def die_of_stop_signals() -> None:

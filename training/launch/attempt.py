@@ -7,6 +7,7 @@ import os
 import selectors
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,14 +15,19 @@ from training import console, heartbeat, rundir
 from training.errors import Exit
 from training.host import process
 from training.host.gpus import one_line
-from training.launch import spawn, team
-from training.launch.meeting import Line
+from training.launch import ended, spawn, team
+from training.launch.line import Line
 from training.launch.output import Output
 from training.launch.team import Team, is_script
+from training.watch import death, serve
+from training.watch.death import Death
+from training.watch.finding import Finding
+from training.watch.start import RanksWatch
 
 POLL_S = 0.25
 PEER_GRACE_S = 3.0  # what the others may still say after one has failed
 STALL_S = 5.0  # after a wish to stop: ranks that make no progress for so long are killed
+SAVING_S = 600.0  # so long may a part of a checkpoint take
 SAVING = ("gather state", "checkpoint")  # phases of a rank that may take long, and must not be cut short
 CLOSING_S = 30.0  # between the first rank's regular end and the last one's
 
@@ -34,7 +40,8 @@ class Outcome:
     guilty: tuple[int | None, int] | None = None  # the first that failed
     here: tuple[int | None, int] | None = None  # the first that failed on this machine
     phases: dict[int, str] = field(default_factory=dict)  # rank → what it was doing when the first one failed
-    hang_s: float | None = None  # seconds without progress, when that ended it
+    death: Death | None = None  # what is known of the first rank that died
+    finding: Finding | None = None  # the hang that ended it
     asked: Exit = Exit.DONE  # PREEMPTED or INTERRUPTED when a signal asked to stop
     killed: bool = False  # asked twice, or the ranks did not stop
     elsewhere: bool = False  # a rank of another machine failed first
@@ -48,6 +55,8 @@ class Attempt:
     def __init__(self, run: rundir.RunDir, plan: dict[str, Any], team: Team, token: str, line: Line | None = None) -> None:
         self.run, self.plan, self.team, self.token, self.line, self.outcome = run, plan, team, token, line, Outcome()
         self._ours = self.outcome.ours = not is_script(plan)
+        self._watch = RanksWatch(run, plan, team)
+        self.each_pass: Callable[[], None] = lambda: None  # called a few times a second while ranks run
         self._asked_times = 0
         self._ended_nodes: set[int] = set()
         self._killing = False  # from now on deaths are our doing
@@ -71,15 +80,21 @@ class Attempt:
             self._selector.register(wire, selectors.EVENT_READ, functools.partial(self._on_line, node))
         try:
             self._start()
+            judged = 0.0
             while self._alive:
                 for key, _ in self._selector.select(POLL_S):
                     key.data(key.fd)
-                self._judge()
+                if time.monotonic() - judged > POLL_S:  # not at each line of output: the ranks need the CPU
+                    self._judge()
+                    judged = time.monotonic()
+                self.each_pass()
         finally:
             for child in self._alive.values():
                 child.signal_group(signal.SIGKILL)
                 child.popen.wait()
             self._sweep()
+            for rank in self.team.ranks:
+                serve.address(self.run.ranks, rank).unlink(missing_ok=True)  # a folder with a socket can not be copied
             self._drain_rest()
             signal.set_wakeup_fd(previous)
             for number, handler in before.items():  # who was asked to stop does that now, however often he is asked
@@ -91,7 +106,10 @@ class Attempt:
 
     def _start(self) -> None:
         for rank in self.team.ranks:
-            for stale in (self.run.heartbeat(rank), *(self.run.ranks / f"rank{rank}.{end}" for end in ("error.json", "stacks", "ended"))):
+            for stale in (
+                self.run.heartbeat(rank),
+                *(self.run.ranks / f"rank{rank}.{end}" for end in ("error.json", "stacks", "ended", "sock")),
+            ):
                 stale.unlink(missing_ok=True)
         command = team.command(self.run, self.plan)
         if self.plan["launcher"]["value"] == "torchrun":
@@ -109,6 +127,7 @@ class Attempt:
         rundir.write_json(self.run.supervisor, known | {"ranks": [{"rank": c.rank, "pid": c.popen.pid} for c in children]})
 
     def _on_output(self, fd: int) -> None:
+        self._watch.output()
         if not self._outputs[fd].drain():
             self._selector.unregister(fd)
             self._outputs.pop(fd).close()
@@ -129,7 +148,24 @@ class Attempt:
             self.outcome.guilty = self.outcome.here
             self.outcome.phases = {b.rank: str(b) for b in self._beats()}
             self.outcome.torn_down = status == -signal.SIGABRT and (self.run.ranks / f"rank{child.rank}.ended").exists()
+            self._tell_death(child, status)
             self._fail()
+
+    def _tell_death(self, child: spawn.Child, status: int) -> None:
+        """At once: the card comes when all the others are gone."""
+        if self.outcome.torn_down or self.outcome.asked != Exit.DONE or (self._ours and status in (Exit.CONFIG, Exit.RESOURCES)):
+            return
+        if child.rank is None:
+            console.error(f"{child.name} {ended.how(status)}")
+            return
+        known = self.outcome.death = death.explain(
+            self.run, child.rank, status, [c.rank for c in self._alive.values() if c.rank is not None]
+        )
+        phase = self.outcome.phases.get(known.rank)
+        at = f"; at {known.where}" if known.where else ""
+        text = f"{known.label} rank {known.rank}{f' in {phase!r}' if phase else ''}: {known.how}{at}"
+        console.error(f"{text}; ending the others" if self._alive else text)
+        self.run.event("verdict", kind=known.kind, rank=known.rank, where=known.where, phase=phase, text=text)
 
     def _fail(self) -> None:
         self._failed_at = time.monotonic()
@@ -206,39 +242,38 @@ class Attempt:
         now = time.monotonic()
         if self._failed_at is not None and now - self._failed_at > PEER_GRACE_S:
             self._kill()
-        everybody = self._beats()
-        beats = [b for b in everybody if b.phase != heartbeat.FINISHED]
-        idle = min((b.age_s for b in beats), default=0.0)
-        if self._asked_at is not None and now - self._asked_at > STALL_S and self._silent(everybody):
+        beats = self._beats()
+        if self._asked_at is not None and now - self._asked_at > STALL_S and self._silent(beats):
             self.outcome.killed = True
             self._kill()
-        if self._first_end is not None and now - self._first_end > CLOSING_S and not beats:
+        if self._first_end is not None and now - self._first_end > CLOSING_S and all(b.phase == heartbeat.FINISHED for b in beats):
             self._kill()
-        if self.outcome.guilty is None and self._asked_at is None and idle > self.plan["config"]["hang_timeout"]:
-            self._hang(idle)
+        if self.outcome.guilty is None and self._asked_at is None and (found := self._look()):
+            self._hang(found)
+
+    def _look(self) -> Finding | None:
+        if not self._alive:
+            return None
+        started = {child.rank: child.popen.pid for child in self._alive.values()}
+        return self._watch.look(started, {rank: status for rank, status in self.outcome.ended if rank is not None})
 
     def _silent(self, beats: list[heartbeat.Beat]) -> bool:
         """After a wish to stop: does nobody do anything about it? Whoever saves may take his time, and whoever has just finished
         needs a moment to leave. A script has no heartbeat: it is left alone until it is asked again."""
         if not beats:
             return self._ours or self._asked_times > 1
-        saving = any(beat.phase in SAVING for beat in beats)
-        patience = max(STALL_S, self.plan["config"]["hang_timeout"]) if saving else STALL_S
-        return min(beat.age_s for beat in beats) > patience
+        if any(beat.phase in SAVING for beat in beats):
+            return min(beat.age_s for beat in beats) > SAVING_S
+        return all(beat.age_s > max(STALL_S, self._watch.patience_s(beat)) for beat in beats)
 
-    def _hang(self, idle: float) -> None:
-        """Nobody moves: note where everybody is, take stacks, end it."""
-        beats = self._beats()
-        self.outcome.hang_s = idle
-        self.outcome.phases = {b.rank: str(b) for b in beats}
-        # A rank that does not stand where ranks wait for each other keeps the others waiting.
-        suspects = [b for b in beats if not waiting(b.phase)]
-        oldest = min(suspects, key=lambda b: b.monotonic_ns, default=None)
-        self.outcome.guilty = (oldest.rank if oldest else None, 0)
-        for child in self._alive.values():
-            child.signal(signal.SIGUSR2)  # each rank's Python stacks go to ranks/rank<r>.stacks (see training.rank)
+    def _hang(self, found: Finding) -> None:
+        """Told at once, while the ranks are still there; nothing comes from them any more, so they are ended."""
+        self.outcome.finding = found
+        self.outcome.phases = {b.rank: str(b) for b in self._beats()}
+        self.outcome.guilty = (found.rank, 0)
+        console.error(found.sentence() + (f"; the others: {found.others()}" if found.waiting else ""))
         self._fail()
-        self._failed_at = time.monotonic() - PEER_GRACE_S + 1.0
+        self._kill()
 
     def _kill(self) -> None:
         self._killing = True
@@ -255,16 +290,3 @@ class Attempt:
                 pass
             output.close()
         self._outputs.clear()
-
-
-def waiting(phase: str) -> bool:
-    """Is this a place where a rank waits for the others?"""
-    return phase.startswith("barrier: ") or phase in (
-        "backward",
-        "reduce",
-        "optimizer",
-        "evaluation",
-        "gather state",
-        "waiting for data",
-        "meeting the other ranks",
-    )

@@ -2,32 +2,30 @@
 
 Node 0 listens at the meeting point. Another node asks it for the run's name, with what it is going to do itself (`ask`), makes its
 part of the run directory, joins, prepares its data, says that it is ready; when all are, everybody goes. From then on a node
-says at once when one of its ranks has failed, and a line that breaks is a node that is gone.
+says at once when one of its ranks has failed, and a line that breaks is a node that is gone (training.launch.line).
 """
 
 from __future__ import annotations
 
+import contextlib
+import select
 import socket
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any
 
 from training import console
 from training.errors import Exit, Problem, UserError
 from training.host import network, ports
+from training.launch.line import DIED, GONE, NAME, Line, Lost, Waiting
 from training.launch.place import LOOPBACK, Place
 from training.launch.team import Team, is_script, listen
 from training.launch.wire import Broken, Message, Wire
 
-PROTOCOL = 1
-SAY_AFTER_S, SAY_EVERY_S = 5.0, 30.0
+PROTOCOL = 2
 ANSWER_S = 2.0  # a stranger on the port does not answer at all
 RETRY_S = 0.25
-SETTLE_S = 6.0  # longer than the other ranks get for their last words (training.launch.attempt)
 FIREWALL = "a firewall between the machines must let this port through"
-NAME = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
 def facts(plan: dict[str, Any]) -> dict[str, Any]:
@@ -48,104 +46,53 @@ def differences(theirs: dict[str, Any], ours: dict[str, Any], node: int) -> list
     ]
 
 
-class Line(ABC):
-    """One machine's end of the talk while the ranks run. `failed`: what another machine says of its failure, if one does."""
-
-    def __init__(self) -> None:
-        self.wires: dict[int, Wire] = {}  # by node
-        self.failed: Message | None = None
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Line:
-        return self
-
-    @abstractmethod
-    def gather(self, seconds: float) -> None:
-        """Meet all the others. Raises UserError after so many seconds."""
-
-    @abstractmethod
-    def go(self) -> Team:
-        """When everybody is ready: the ranks of this machine. Raises UserError when a node has left."""
-
-    def __exit__(self, *failure: object) -> None:
-        self._stack.close()
-        for wire in self.wires.values():
-            wire.close()
-
-    def tell(self, message: Message) -> None:
-        """To everybody; who is gone is not told."""
-        for node, wire in list(self.wires.items()):
-            try:
-                wire.send(message)
-            except Broken:
-                self.lost(node)
-
-    def settle(self, own: Message) -> Message:
-        """The failure that every machine shows: of the machine where it began, as far as that can still say."""
-        if own["rank"] is not None and not own["victim"]:
-            self.tell({"record": own})
-            return own
-        end = time.monotonic() + SETTLE_S
-        while self.failed is None and self.wires and time.monotonic() < end:
-            for node in list(self.wires):
-                for message in self.read(node):
-                    self.failed = message.get("record") or self.failed
-            time.sleep(RETRY_S / 5)
-        if self.failed:
-            self.tell({"record": self.failed})  # the other machines know only us
-        return self.failed or own
-
-    def lost(self, node: int) -> None:
-        wire = self.wires.pop(node)
-        wire.close()
-
-    def read(self, node: int) -> list[Message]:
-        """What this node says, with a message of ours when its line breaks in the middle."""
-        wire = self.wires[node]
-        messages: list[Message] = []
-        try:
-            messages = wire.arrived()
-        except Broken as broken:
-            self.lost(node)
-            messages = [{"gone": str(broken)}]
-        return messages
-
-
 class Head(Line):
     """Node 0."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
-        super().__init__()
-        self.plan, self.place = plan, Place(**plan["place"])
-        bound = network.own_address(self.place.master_addr)
-        wanted = plan["master_port"]
-        self.store = listen(bound, wanted, 8 * self.place.nnodes)
-        self._stack.callback(self.store.close)
-        self.address = bound or LOOPBACK
-        self.port = self.store.getsockname()[1]
+        super().__init__(plan)
+        self._bound = network.own_address(self.place.master_addr)
+        wanted = self.port = plan["master_port"]
+        self._listen()
+        self._stack.callback(self._close)
+        self._ready: set[int] = set()
         if self.port != wanted:
             console.warning(f"port {wanted} is taken by {ports.owner(wanted)}; meeting at {self.port}, the others find it")
 
+    def _listen(self) -> None:
+        self.store = listen(self._bound, self.port, 8 * self.place.nnodes)
+        self.port = self.store.getsockname()[1]
+
+    def _close(self) -> None:
+        self.store.close()
+
     def gather(self, seconds: float) -> None:
-        started, said = time.monotonic(), 0.0
-        while len(self.wires) < self.place.nnodes - 1:
-            waited = time.monotonic() - started
-            missing = [n for n in range(1, self.place.nnodes) if n not in self.wires]
+        waiting = Waiting()
+        at = f"{self.place.master_addr}:{self.port}"
+        while missing := [n for n in range(1, self.place.nnodes) if n not in self.wires]:
             names = f"node {', '.join(map(str, missing))} of {self.place.nnodes}"
-            at = f"{self.place.master_addr}:{self.port}"
-            if waited > seconds:
+            if waiting.seconds > seconds:
                 text = f"{names} did not come to {at} within {seconds:g} s (--meeting_timeout)"
                 fixes = [f"on that machine: the same command with --node_rank={missing[0]} --master_addr={self.place.master_addr}"]
                 raise UserError(Problem(text, "", [*fixes, FIREWALL]), Exit.RESOURCES)
-            if waited - said > (SAY_EVERY_S if said else SAY_AFTER_S):
-                said = waited
-                console.warning(f"waiting for {names} at {at} since {waited:.0f} s")
+            waiting.say(f"{names} at {at}")
             self.store.settimeout(RETRY_S)
-            try:
+            with contextlib.suppress(TimeoutError):
                 connection, peer = self.store.accept()
-            except TimeoutError:
-                continue
-            self._greet(Wire(connection), peer[0])
+                self._greet(Wire(connection), peer[0])
+            for node in list(self.wires):
+                if why := self._hear(node):
+                    console.warning(f"{why}; it may come again")
+
+    def _hear(self, node: int) -> str:
+        """Is this node ready? Says why when it is gone."""
+        for message in self.read(node):
+            if isinstance(message.get("gone"), Lost):
+                self._ready.discard(node)
+                return str(message["gone"].text)
+            if "ready" in message:
+                self._ready.add(node)
+        return ""
 
     def _greet(self, wire: Wire, peer: str) -> None:
         """Answer one that comes: a question, or a node that joins."""
@@ -159,9 +106,10 @@ class Head(Line):
             elif message["want"] == "join" and isinstance(node, int):
                 if node in self.wires:
                     self.lost(node)  # it has been started again
-                console.info(f"node {node} is here ({peer}, {message.get('host')})")
-                self.wires[node] = wire
-                wire.send({"joined": True})
+                self._ready.discard(node)
+                wire.send({"joined": True, "host": socket.gethostname()})
+                self.met(node, wire, peer, message.get("host"))
+                console.info(f"node {node} is here{self.name(node).removeprefix(f'node {node}')}")
                 return
             else:
                 wire.send({"run": self.plan["run_name"], "launch": self.plan["launch"]})
@@ -180,26 +128,35 @@ class Head(Line):
         return differences(told, facts(self.plan), node) if isinstance(told, dict) else ["it says nothing of its plan"]
 
     def go(self) -> Team:
-        for node, wire in self.wires.items():
-            try:
-                while "ready" not in wire.receive(None):
-                    pass
-            except Broken as broken:
-                self.tell({"gone": f"node {node}"})
-                raise UserError(Problem(f"node {node} left before the start: {broken}"), Exit.RESOURCES) from broken
+        waiting = Waiting()
+        while missing := [n for n in range(1, self.place.nnodes) if n not in self._ready]:
+            waiting.say(f"{', '.join(map(self.name, missing))} to be ready", level=console.info)
+            readable, _, _ = select.select(list(self.wires.values()), [], [], RETRY_S)
+            for node in [n for n, wire in self.wires.items() if wire in readable]:
+                if why := self._hear(node):
+                    self.tell({"left": why})
+                    raise UserError(Problem(f"before the start: {why}"), Exit.RESOURCES)
+        if self.store.fileno() < 0:  # the ranks of the attempt before had it
+            self._listen()
         local = self.plan["local_ranks"]
         if is_script(self.plan) or self.plan["launcher"]["value"] == "torchrun":
             self.store.close()  # rank 0, or torchrun, opens it itself
+        self._fresh()
         self.tell({"go": self.port})
-        return Team(range(local), self.plan["ranks"], self.address, self.port, None if self.store.fileno() < 0 else self.store)
+        store = None if self.store.fileno() < 0 else self.store
+        return Team(range(local), self.plan["ranks"], self._bound or LOOPBACK, self.port, store)
+
+    def decide(self, order: Message | None) -> Message | None:
+        if order is not None and (missing := self.missing()):
+            console.error(f"not restarted: {missing} can not be reached any more")
+            order = None
+        self._ready.clear()
+        self.tell({"over": True} if order is None else {"again": order})
+        return order
 
 
 class Member(Line):
     """Another node."""
-
-    def __init__(self, plan: dict[str, Any]) -> None:
-        super().__init__()
-        self.plan, self.place = plan, Place(**plan["place"])
 
     def gather(self, seconds: float) -> None:
         hello = {"want": "join", "node": self.place.node_rank, "launch": self.plan["launch"], "host": socket.gethostname()}
@@ -207,18 +164,35 @@ class Member(Line):
         if "joined" not in answer:
             wire.close()
             raise _refused(answer, self.place)
-        self.wires[0] = wire
+        self.met(0, wire, self.place.master_addr, answer.get("host"))
 
     def go(self) -> Team:
-        wire, local, first = self.wires[0], self.plan["local_ranks"], self.plan["local_ranks"] * self.place.node_rank
-        try:
-            wire.send({"ready": True})
-            answer = wire.receive(None)
-        except Broken as broken:
-            raise UserError(Problem(f"node 0 left before the start: {broken}"), Exit.RESOURCES) from broken
+        local, first = self.plan["local_ranks"], self.plan["local_ranks"] * self.place.node_rank
+        self.tell({"ready": True})
+        answer = self._await(("go", "left"), f"{self.name(0)} to start the ranks")
         if "go" not in answer:
-            raise UserError(Problem(f"{answer.get('gone', 'a node')} left before the start"), Exit.RESOURCES)
+            why = answer["left"] if "left" in answer else answer["gone"].text
+            raise UserError(Problem(f"before the start: {why}"), Exit.RESOURCES)
+        self._fresh()
         return Team(range(first, first + local), self.plan["ranks"], self.place.master_addr, int(answer["go"]))
+
+    def decide(self, order: Message | None) -> Message | None:
+        if not self.there(0):
+            return None
+        answer = self._await(("again", "over"), f"{self.name(0)} to say what comes next")
+        again = answer.get("again")
+        return again if isinstance(again, dict) else None
+
+    def _await(self, keys: tuple[str, ...], what: str) -> Message:
+        """The next message of node 0 with one of these keys, or that it is gone. What it still said of the attempt before is skipped."""
+        waiting = Waiting()
+        while 0 in self.wires:
+            waiting.say(what, level=console.info)
+            select.select([self.wires[0]], [], [], RETRY_S)
+            for message in self.read(0):
+                if isinstance(message.get("gone"), Lost) or any(key in message for key in keys):
+                    return message
+        return {"gone": Lost(0, GONE, DIED, f"{self.name(0)} is gone")}
 
 
 def ask(plan: dict[str, Any], seconds: float) -> tuple[str, str]:
@@ -241,7 +215,8 @@ def _refused(answer: Message, place: Place) -> UserError:
 
 def _until_answered(place: Place, hello: Message, seconds: float) -> tuple[Message, Wire]:
     """Says after some seconds why nobody answers. Raises UserError (exit 3) at the end of the time."""
-    started, said = time.monotonic(), 0.0
+    waiting = Waiting()
+    at = f"node 0 at {place.master_addr}:{place.master_port}"
     while True:
         why = ""
         for attempt in _attempts(place, hello):
@@ -249,14 +224,10 @@ def _until_answered(place: Place, hello: Message, seconds: float) -> tuple[Messa
                 why = why or attempt
             else:
                 return attempt
-        waited = time.monotonic() - started
-        at = f"node 0 at {place.master_addr}:{place.master_port}"
-        if waited > seconds:
+        if waiting.seconds > seconds:
             fixes = ["start node 0, or give its address: --master_addr=ADDRESS", FIREWALL]
             raise UserError(Problem(f"{at} did not answer within {seconds:g} s (--meeting_timeout): {why}", "", fixes), Exit.RESOURCES)
-        if waited - said > (SAY_EVERY_S if said else SAY_AFTER_S):
-            said = waited
-            console.warning(f"waiting for {at} since {waited:.0f} s: {why}")
+        waiting.say(at, why)
         time.sleep(RETRY_S)
 
 

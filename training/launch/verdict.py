@@ -9,36 +9,30 @@ import time
 from pathlib import Path
 from typing import Any
 
-from training import rundir
-from training.config.batch import device_choices
+from training import heartbeat, rundir
+from training.config.batch import smaller
 from training.data import store
 from training.errors import RANK_DISK_FULL, Exit
 from training.host.process import STOP_SIGNALS
+from training.launch import cause as causes
+from training.launch import ended
 from training.launch.attempt import Outcome
 from training.launch.output import tail
 from training.summary import next_command
+from training.watch.finding import DESYNC, UNEVEN, Finding
+from training.watch.stacks import Stack
 
 SHOWN_LINES = 10
+SHOWN_CHARACTERS = 240  # of an exception's message
+LAST_WORDS = 200  # lines of an aborted rank, with a long native stack in them
 UNDERLINE = re.compile(r"[\s^~]+")  # Python 3.11 marks the column below each line of a traceback
-# Structured evidence only: the exception that the failing rank itself reported.
-CAUSE_BY_TYPE = {
-    "NotFinite": "nan_loss",
-    "ParametersDiffer": "ddp_params_mismatch",
-    "OutOfMemoryError": "gpu_oom",
-    "BarrierError": "hang",
-    "MemoryError": "host_oom_killed",
-}
-# How a rank ends whose peer has gone (gloo, NCCL, the store): it is not where it began.
-LOST_PEER = re.compile(
-    r"(closed|reset) by (the )?(remote )?peer|broken pipe|socket (is )?closed|remote process exited|connection was (likely )?closed", re.I
-)
-# A failure of the machine may pass; an exception in the code comes back.
-RETRYABLE_SIGNALS = {signal.SIGKILL, signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
+# What a failure is, beside the kinds of a finding (training.watch.finding): a rank that ended, an exception, a wish.
+DIED, ERROR, ASKED = "died", "error", "asked"
 
 
 def exit_code(outcome: Outcome) -> int:
     """The launcher's exit status."""
-    if outcome.hang_s is not None:
+    if outcome.finding is not None:
         return Exit.HANG
     if outcome.torn_down:
         return 128 + signal.SIGABRT  # the script's own status, as a shell shows it: what it did is done
@@ -62,61 +56,92 @@ def stopped_early(outcome: Outcome) -> bool:
     return outcome.asked != Exit.DONE and outcome.guilty is not None and -outcome.guilty[1] in STOP_SIGNALS
 
 
-def retryable(outcome: Outcome) -> bool:
-    """Is another attempt worth it? Only for ranks that were killed; never for exceptions of the code."""
-    return outcome.guilty is not None and outcome.asked == Exit.DONE and -outcome.guilty[1] in RETRYABLE_SIGNALS
-
-
 def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[str, Any]:
     """The content of failure.json."""
+    found = outcome.finding
     rank, status = (outcome.here if outcome.elsewhere else outcome.guilty) or (None, 0)
     errors = [e for p in run.ranks.glob("rank*.error.json") if (e := rundir.read_json(p))]
-    first = min(errors, key=lambda e: e["time"], default=None)
-    own = next((e for e in errors if e["rank"] == rank), None)
-    if rank is None and first is not None and outcome.hang_s is None:  # torchrun tells only that something failed
-        rank, own = first["rank"], first
-    said_by = rank
+    if rank is None and errors and not found:  # torchrun tells only that something failed
+        rank = min(errors, key=lambda e: e["time"])["rank"]
+    own = None if found else causes.root(errors, rank)
+    said_by = own["rank"] if own else rank
     rank = own["guilty_rank"] if own else rank
     log = next((f for r in (rank, said_by) if r is not None and (f := run.rank_log(r)).exists()), run.ranks / "torchrun.log")
-    where = own["where"] if own else None
-    if outcome.killed or stopped_early(outcome):
-        cause = "interrupted" if outcome.asked == Exit.INTERRUPTED else "preempted"
-        summary = _stop(outcome)
-    elif outcome.torn_down:
-        cause, summary = "unknown", "the script had come to its end; then its process was aborted (SIGABRT) while it was torn down"
-    elif outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES):
-        cause, summary = "config_error", "the rank refused its input: see its message above"
-    elif outcome.elsewhere and outcome.here is None:
-        cause, summary = "peer_died", "another machine failed first, and has not said how"
-    elif outcome.hang_s is not None:
-        cause, summary = "hang", _hang_summary(outcome, rank)
-        where = _stuck_at(run, rank) if rank is not None else None
-    elif (outcome.ours and status == RANK_DISK_FULL) or (own and own["disk_full"]):
-        cause, summary = "disk_full", f"no space left on the disk of {run.path}"
-    elif own:
-        cause, summary = (
-            CAUSE_BY_TYPE.get(own["type"], "unknown"),
-            f"{own['type']}: {own['message'].splitlines()[0] if own['message'] else ''}",
-        )
-    elif outcome.ours and -status == signal.SIGBUS and (changed := store.changed(run)):
-        cause, summary = "unknown", f"killed by SIGBUS: {changed}; the next start prepares it again"
-    else:
-        cause, summary = "unknown", _death(status)
+    cause, kind, summary = _what(outcome, run, plan, status, own, tail(log, LAST_WORDS))
     return {
         "cause": cause,
-        "victim": own is not None and LOST_PEER.search(own["message"]) is not None,
+        "kind": kind,
+        "victim": own is not None and causes.is_victim(own),
         "rank": rank,
+        "step": _step(run, rank),
         "summary": summary,
-        "where": where,
-        "phase": outcome.phases.get(rank) if rank is not None else None,
+        "where": _where(outcome, own),
+        "phase": (found and found.phase) or (outcome.phases.get(rank) if rank is not None else None),
         "phases": {str(r): p for r, p in sorted(outcome.phases.items())},
+        "since_s": found.since_s if found else None,
+        "waiting": {str(r): place for r, place in sorted(found.waiting.items())} if found else {},
+        "stacks": found.folder if found else None,
         "status": status,
         "exit_code": int(exit_code(outcome)),
-        "evidence": [line for line in tail(log, 2 * SHOWN_LINES) if not UNDERLINE.fullmatch(line)][-SHOWN_LINES:],
+        "evidence": _stack(found) if found else _last_lines(log),
         "log": str(log),
-        "advice": _advice(cause, status, run, plan) if outcome.ours else _advice_for_script(outcome, run),
+        "advice": _advice(cause, kind, status, run, plan) if outcome.ours else _advice_for_script(outcome, run),
         "time": time.time(),
     }
+
+
+def _last_lines(log: Path) -> list[str]:
+    return [line for line in tail(log, 2 * SHOWN_LINES) if not UNDERLINE.fullmatch(line)][-SHOWN_LINES:]
+
+
+def _stack(found: Finding) -> list[str]:
+    """Where the guilty rank stands, innermost first."""
+    stack = found.stacks.get(found.rank) if found.rank is not None else None
+    main = stack.main if isinstance(stack, Stack) else None
+    return [str(frame) for frame in main.frames[:SHOWN_LINES]] if main else []
+
+
+def _what(
+    outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any], status: int, own: dict[str, Any] | None, said: list[str]
+) -> tuple[str, str, str]:
+    """(cause, kind, summary); `said`: the last words of the rank, `own`: what it has reported."""
+    if outcome.killed or stopped_early(outcome):
+        return "interrupted" if outcome.asked == Exit.INTERRUPTED else "preempted", ASKED, _stop(outcome)
+    if outcome.torn_down:
+        return causes.UNKNOWN, DIED, "the script had come to its end; then its process was aborted (SIGABRT) while it was torn down"
+    if outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES):
+        return "config_error", ERROR, "the rank refused its input: see its message above"
+    if outcome.elsewhere and outcome.here is None:
+        return "peer_died", DIED, "another machine failed first, and has not said how"
+    if outcome.finding:
+        return "hang", outcome.finding.kind, f"{outcome.finding.how}, since {outcome.finding.since_s:.1f} s"
+    if (outcome.ours and status == RANK_DISK_FULL) or (own and own["disk_full"]):
+        return "disk_full", ERROR, f"no space left on the disk of {run.path}"
+    if lost := causes.lost_gpus(plan):
+        return "gpu_hardware", ERROR if own else DIED, lost
+    if own:
+        first_line = own["message"].splitlines()[0] if own["message"] else ""
+        shown = first_line if len(first_line) <= SHOWN_CHARACTERS else f"{first_line[: SHOWN_CHARACTERS - 1]}…"
+        return causes.of_error(own), ERROR, f"{own['type']}: {shown}"
+    if outcome.ours and -status == signal.SIGBUS and (changed := store.changed(run)):
+        return causes.UNKNOWN, DIED, f"killed by SIGBUS: {changed}; the next start prepares it again"
+    if (death := outcome.death) and death.kind != DIED:
+        return causes.UNKNOWN, death.kind, death.how
+    return causes.of_death(status, said), DIED, ended.how(status)
+
+
+def _where(outcome: Outcome, own: dict[str, Any] | None) -> str | None:
+    if outcome.finding:
+        return outcome.finding.where
+    if own:
+        return str(own["where"]) or None
+    return outcome.death.where if outcome.death else None
+
+
+def _step(run: rundir.RunDir, rank: int | None) -> int:
+    """The step that this rank (else the furthest) had begun; 0 before its first one."""
+    beats = heartbeat.read_all(run.heartbeats)
+    return max((b.step for b in beats if b.rank == rank), default=max((b.step for b in beats), default=0))
 
 
 def _stop(outcome: Outcome) -> str:
@@ -127,32 +152,7 @@ def _stop(outcome: Outcome) -> str:
     return "stopped at once: nothing was saved since the last checkpoint"
 
 
-def _death(status: int) -> str:
-    if status < 0:
-        try:
-            return f"killed by {signal.Signals(-status).name}"
-        except ValueError:
-            return f"killed by signal {-status}"
-    if status == 0:
-        return "left with status 0 in the middle of the training"
-    return f"left with status {status}"
-
-
-def _hang_summary(outcome: Outcome, rank: int | None) -> str:
-    who = f"rank {rank} is stuck in '{outcome.phases.get(rank)}'" if rank is not None else "all ranks wait for each other"
-    return f"no progress for {outcome.hang_s:.0f} s: {who}"
-
-
-def _stuck_at(run: rundir.RunDir, rank: int) -> str | None:
-    """Innermost line of the rank's main thread, from its stack dump (the main thread comes last)."""
-    stacks = tail(Path(run.ranks, f"rank{rank}.stacks"), 400)
-    starts = [i for i, line in enumerate(stacks) if line.startswith(("Thread ", "Current thread "))]
-    frames = [line.strip() for line in stacks[starts[-1] + 1 :] if line.startswith("  File ")] if starts else []
-    own = next((f for f in frames if "site-packages" not in f and "/lib/python" not in f), frames[0] if frames else None)
-    return own.removeprefix("File ").replace('", line ', ":").strip('"').split(" in ")[0] if own else None
-
-
-def _advice(cause: str, status: int, run: rundir.RunDir, plan: dict[str, Any]) -> list[str]:
+def _advice(cause: str, kind: str, status: int, run: rundir.RunDir, plan: dict[str, Any]) -> list[str]:
     if cause == "disk_full":
         free = shutil.disk_usage(run.path).free / 1e6
         return [f"make room below {run.path.parent} ({free:.0f} MB free), then {next_command(plan, run)}"]
@@ -160,8 +160,16 @@ def _advice(cause: str, status: int, run: rundir.RunDir, plan: dict[str, Any]) -
         return _smaller_batch(run, plan)
     if cause == "nan_loss":
         return ["lower the learning rate (--matrix_lr) or use --precision=fp32"]
+    if cause == "gpu_hardware":
+        return ["look at the GPUs: ./launch_train.sh N … --check, and `dmesg | grep -i xid`; a reset or a reboot may bring them back"]
+    if cause == "dataloader_worker_died":
+        return ["host memory or /dev/shm may be full: see `dmesg | tail` and `df -h /dev/shm`", next_command(plan, run, num_workers=0)]
+    if kind == DESYNC:
+        return ["every rank must call the same collectives, with the same shapes, in the same order: look at what differs between ranks"]
+    if kind == UNEVEN:
+        return ["give every rank the same number of batches: DistributedSampler, drop_last=True"]
     if cause == "hang":
-        return [f"stacks of every rank: {run.ranks}/rank*.stacks", "do not raise --hang_timeout: it only waits longer"]
+        return ["do not raise --hang_timeout: it only waits longer", f"go on from the last checkpoint: {next_command(plan, run)}"]
     if status == -signal.SIGKILL:
         return [
             "somebody, or the kernel when memory ran out, killed it: see `dmesg | tail`",
@@ -181,12 +189,12 @@ def _advice_for_script(outcome: Outcome, run: rundir.RunDir) -> list[str]:
 def _smaller_batch(run: rundir.RunDir, plan: dict[str, Any]) -> list[str]:
     """The next smaller device batch with the same tokens per step."""
     now, seq, ranks = (plan["batch"][n] for n in ("device_sequences", "seq_len", "world_size"))
-    smaller = [d for d in device_choices(seq, ranks, plan["config"]["total_batch_size"]) if d < now]
-    if not smaller:
+    total = plan["config"]["total_batch_size"]
+    size = smaller(now, seq, ranks, total)
+    if size is None:
         return [f"device_batch_size is {now} already: try a smaller --max_seq_len or --depth"]
-    total, factor = plan["config"]["total_batch_size"], now / smaller[-1]
-    text = f"device_batch_size is {now}: try {smaller[-1]}, the same {total} tokens per step with {factor:g} × accumulation"
-    return [text, next_command(plan, run, device_batch_size=smaller[-1])]
+    text = f"device_batch_size is {now}: try {size}, the same {total} tokens per step with {now / size:g} × accumulation"
+    return [text, next_command(plan, run, device_batch_size=size)]
 
 
 def card(record: dict[str, Any]) -> str:
@@ -199,10 +207,11 @@ def card(record: dict[str, Any]) -> str:
     ]
     if record["where"]:
         lines.append(f"Where      {record['where']}")
-    others = [f"rank {r}: {p}" for r, p in record["phases"].items() if str(record["rank"]) != r]
-    if others:
+    places = record["waiting"] or record["phases"]
+    if others := [f"rank {r}: {p}" for r, p in places.items() if str(record["rank"]) != r]:
         lines.append(f"Others     {'; '.join(others)}")
-    lines += ["Evidence", *(f"    │ {line[:160]}" for line in record["evidence"])]
+    lines += ["Evidence", *(f"    │ {line[:160]}" for line in record["evidence"])] if record["evidence"] else []
     lines += [f"{'Try' if i == 0 else '':<11}{text}" for i, text in enumerate(record["advice"])]
+    lines += [f"Stacks     {record['stacks']}"] if record["stacks"] else []
     lines += [f"Log        {record['log']}"]
     return "\n".join(f"  {line}" for line in lines)

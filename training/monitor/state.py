@@ -104,7 +104,7 @@ class Watch:
             if kind == "restart":
                 self._restarts.append(number(event.get("time")) or 0.0)
                 said = said or f"restarted after {text(event.get('cause')) or 'a failure'} at step {event.get('step')}"
-            if kind in ("warning", "restart"):
+            if kind in ("warning", "restart", "verdict", "given_up"):
                 self._warnings.append({"time_unix_s": number(event.get("time")), "text": said or str(kind)})
 
     def _ranks(self, plan: State | None, supervisor: State, since: float) -> list[dict[str, Any]]:

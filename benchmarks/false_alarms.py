@@ -1,0 +1,108 @@
+"""The reverse of fault injection: healthy runs that look stuck now and then, watched with the sharpest limit. Each verdict is a false
+alarm; their number decides whether a verdict can be trusted.
+
+    python -m benchmarks.false_alarms [--minutes=20] [--seed=1] [--floor=3]
+
+Run after run on two CPU ranks until the time is over: our own training with slow first steps, evaluations, checkpoints, disks and
+epoch switches with data-loader workers, and scripts that say nothing for long, whose rank 0 evaluates or sends something alone. In
+half of them every core is kept busy by somebody else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from tqdm import tqdm
+
+from benchmarks.common import ROOT, environment
+from training.rundir import RunDir, read_records
+
+CONFIG = "configs/dual_gpu/quickstart.py"
+SCRIPT = "tests/e2e/scripts/faulty.py"
+SHAPE = {"depth": 1, "max_seq_len": 32, "device_batch_size": 4, "total_batch_size": 256, "device": "cpu", "use_dummy_wandb": "true"}
+PARAGRAPH = "def word(n):\n    return 'the quick brown fox jumps over the lazy dog'[n % 40:]\n"
+BUSY = "while True: pass"
+
+
+def training(folder: Path, chance: random.Random, floor: float) -> list[str]:
+    """A run of a minute or so: short epochs, and delays of more than the limit where they may be."""
+    text = folder / "text.txt"
+    text.write_text(PARAGRAPH * 400)
+    delay = chance.uniform(1.2, 3.0) * floor
+    slow = [
+        f"slow@rank={chance.randrange(2)},step=1,phase=forward,seconds={delay:.1f}",
+        f"slow@rank={chance.randrange(2)},phase=evaluation,call={chance.randint(1, 4)},seconds={delay:.1f}",
+        f"slow@rank=0,phase=checkpoint,call={chance.randint(1, 3)},seconds={delay:.1f}",
+        f"slow@rank={chance.randrange(2)},phase=gather state,call={chance.randint(1, 3)},seconds={delay:.1f}",
+        f"slow@rank={chance.randrange(2)},phase=building the model,seconds={delay:.1f}",
+    ]
+    flags = {"data": text, "num_iterations": 1500, "save_every": 200, "eval_every": 150, "eval_tokens": 2048, "sample_tokens": 64}
+    flags |= {"num_workers": chance.choice((0, 1)), "hang_timeout": f"{floor:g}", "inject": ";".join(slow)}
+    return ["./launch_train.sh", "2", CONFIG, *(f"--{name}={value}" for name, value in (SHAPE | flags).items())]
+
+
+def script(chance: random.Random, floor: float) -> list[str]:
+    what, seconds = chance.choice((("quiet", 8), ("slow_eval", 5), ("upload", 5), ("ok", 1)))
+    return ["./launch_train.sh", "2", f"--hang_timeout={floor:g}", "--script", SCRIPT, "--", what, f"{seconds * floor:g}"]
+
+
+def watched(command: list[str], folder: Path, busy: bool) -> tuple[RunDir, int, str]:
+    at = command.index("--script") if "--script" in command else len(command)
+    own = [f"--out_dir={folder}", f"--log_dir={folder}", "--run_name=run"]
+    neighbours = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(os.cpu_count() or 1)] if busy else []
+    try:
+        done = subprocess.run(
+            [*command[:at], *own, *command[at:]], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
+        )
+    finally:
+        for neighbour in neighbours:
+            neighbour.kill()
+            neighbour.wait()
+    return RunDir(folder / "run"), done.returncode, done.stderr
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--floor", type=float, default=3.0, help="--hang_timeout of the runs, seconds")
+    parser.add_argument("--seed", type=int, default=1)
+    wanted = parser.parse_args()
+    chance, counts, alarms = random.Random(wanted.seed), Counter[str](), []
+    began = time.monotonic()
+    with tqdm(total=round(60 * wanted.minutes), unit="s", disable=None) as bar:
+        while (spent := time.monotonic() - began) < 60 * wanted.minutes:
+            with tempfile.TemporaryDirectory() as place:
+                ours, busy = chance.random() < 0.7, chance.random() < 0.5
+                command = training(Path(place), chance, wanted.floor) if ours else script(chance, wanted.floor)
+                run, status, said = watched(command, Path(place), busy)
+                events = Counter(record["event"] for record in read_records(run.events))
+                if status:
+                    alarms.append(f"exit {status}: {' '.join(command)}\n{said[-1500:]}")
+                counts["runs of our training" if ours else "runs of scripts"] += 1
+                counts["with busy neighbours"] += busy
+                counts["steps"] += sum("loss" in record for record in read_records(run.metrics))
+                counts["delays on purpose"] += events["injected"]
+                counts["evaluations"] += events["eval"]
+                counts["checkpoints"] += events["checkpoint"]
+                counts["epochs"] += events["shards"]
+                counts["verdicts"] += events["verdict"]
+            bar.update(round(time.monotonic() - began - spent))
+    for name, value in counts.items():
+        print(f"{name:<24}{value}")
+    print(f"{'minutes':<24}{(time.monotonic() - began) / 60:.1f}")
+    print(f"{'false alarms':<24}{max(counts['verdicts'], len(alarms))}")
+    for alarm in alarms:
+        print(alarm)
+    sys.exit(bool(alarms or counts["verdicts"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""`attach` on trainings of real torch ranks: somebody's torchrun that knows nothing of us, and our own launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, TOKEN, processes, wait_until
+from tests.e2e.conftest import Launched
+from training.watch import proc, ranks
+
+QUICKSTART = "configs/dual_gpu/quickstart.py"
+FAULTY = Path(__file__).parent / "scripts/faulty.py"
+Torchrun = Callable[..., tuple[int, Path]]
+
+
+def place(text: str) -> str:
+    return f"{FAULTY}:{next(number for number, line in enumerate(FAULTY.read_text().splitlines(), 1) if text in line)}"
+
+
+def attach(*argv: str, cwd: Path = ROOT) -> tuple[int, str]:
+    command = [sys.executable, "-m", "training.supervise", "attach", *argv]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def torchrun(tmp_path: Path, token: str) -> Iterator[Torchrun]:
+    """Starts faulty.py under plain torchrun, on two ranks, and waits for its fault: the pid of torchrun, and its output."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*args: str, until: str = "FAULT") -> tuple[int, Path]:
+        console = tmp_path / f"console{len(started)}.txt"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
+        with console.open("wb") as out:
+            env = os.environ | {TOKEN: token, "OMP_NUM_THREADS": "1"}
+            started.append(subprocess.Popen([*command, str(FAULTY), *args], stdout=out, stderr=out, env=env, start_new_session=True))
+        wait_until(lambda: until in console.read_text(), 60, f"{until!r} in {console}")
+        return started[-1].pid, console
+
+    yield start
+    for process in started:
+        for pid in processes(token):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_somebody_elses_training_is_stuck(torchrun: Torchrun) -> None:
+    launcher, _ = torchrun("sleep")
+    found = ranks.of_process(launcher)
+    wait_until(lambda: all((now := proc.look(pid)) and "futex" in now.waits_in for pid in found.values()), 20, "both have come to rest")
+    at = place("# the deadlock")
+    for pid in (launcher, found[1]):
+        code, said = attach(f"--pid={pid}")
+        assert code == 5, said
+        assert f"HANG rank 0 stands at {at} (stuck_in_a_lock), since " in said
+        assert f"rank 1: waits in backward at {place('loss.backward()')} (<module>)" in said
+
+
+def test_a_data_loader_worker_is_named(torchrun: Torchrun) -> None:
+    launcher, _ = torchrun("worker", until="step 19")
+    found = ranks.of_process(launcher)
+    wait_until(lambda: all((now := proc.look(pid)) and now.state == "S" for pid in found.values()), 20, "both have come to rest")
+    code, said = attach(f"--pid={launcher}", "--json")
+    told = json.loads(said)
+    worker = told["ranks"][0]["workers"][0]["pid"]
+    assert code == 5 and told["verdict"]["rank"] == 0 and told["verdict"]["where"] == place("# the deadlock")
+    assert told["verdict"]["how"].startswith(f"waits for its data-loader worker (pid {worker}), which stands at ")
+
+
+def test_a_training_that_goes_on(torchrun: Torchrun) -> None:
+    launcher, _ = torchrun("ok", until="step 5")
+    code, said = attach(f"--pid={launcher}")
+    assert code == 0 and said.splitlines()[-1].startswith("no standstill: "), said
+
+
+def test_an_evaluation_on_one_rank(torchrun: Torchrun) -> None:
+    launcher, _ = torchrun("slow_eval", "60")
+    code, said = attach(f"--pid={launcher}")
+    assert code == 0, said
+    assert "rank 1 waits in barrier" in said.splitlines()[-1] and "(evaluate)" in said
+
+
+def test_a_script_under_our_launcher(launch: Callable[..., Launched], tmp_path: Path) -> None:
+    flags = ["--run_name=stuck", f"--out_dir={tmp_path / 'experiments'}", f"--log_dir={tmp_path / 'logs'}", "--hang_timeout=0"]
+    run = launch("./launch_train.sh", "2", *flags, "--script", str(FAULTY), "--", "sleep", name="stuck", bare=True)
+    run.wait_for("FAULT")
+    wait_until(lambda: all((now := proc.look(pid)) and "futex" in now.waits_in for pid in run.pids.values()), 20, "both have come to rest")
+    code, said = attach(f"--run={run.run.path}")
+    run.process.send_signal(signal.SIGTERM)
+    run.process.send_signal(signal.SIGTERM)
+    assert code == 5 and f"HANG rank 0 stands at {place('# the deadlock')} (stuck_in_a_lock), since " in said, said
+
+
+def test_our_own_training_shows_its_phases(launch: Callable[..., Launched]) -> None:
+    run = launch("./train_dual_gpu.sh", QUICKSTART, num_iterations=100000)
+    wait_until(lambda: len(run.steps) > 3, 90, "it trains")
+    code, said = attach(f"--run={run.run.path}")
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 75
+    assert code == 0 and "no standstill: " in said, said
+    for rank, pid in run.pids.items():
+        assert f"rank {rank}  pid {pid}  " in said
+    assert re.search(r"; epoch \d+, \S.*, for [\d.]+ s\n", said)

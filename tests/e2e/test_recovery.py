@@ -1,0 +1,162 @@
+"""Recovery as a user has it: after a failure of the machine the run goes on by itself, and ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.conftest import wait_until
+from tests.e2e.conftest import Launched
+from training.rundir import RunDir, read_json, read_records
+
+Launch = Callable[..., Launched]
+QUICKSTART = "configs/dual_gpu/quickstart.py"
+ENHANCED = ("./train_dual_gpu_enhanced.sh", QUICKSTART)
+LAUNCH = ("./launch_train.sh", "2", QUICKSTART)
+SAVING = {"num_iterations": 40, "save_every": 5}
+
+
+def events(run: Launched, kind: str) -> list[dict[str, Any]]:
+    return [r for r in read_records(run.run.events) if r["event"] == kind]
+
+
+def configured(run: Launched, name: str) -> Any:
+    return (read_json(run.run.plan) or {})["config"][name]
+
+
+def test_after_a_killed_rank_the_run_goes_on_and_nothing_is_different(launch: Launch) -> None:
+    whole = launch(*LAUNCH, **SAVING).ok()
+    run = launch(*ENHANCED, **SAVING, inject="kill@rank=1,step=23").ok()
+    assert run.losses == whole.losses, "bit for bit"
+    assert "recovery: at most 2 restarts in a row" in run.output
+    assert "restarting (1 of 2) from step 20: 3 steps lost\n" in run.output and "resumed from step_00000020" in run.output
+    assert "training finished after 1 restart (killed by SIGKILL at step 23)" in run.output
+    (restart,), (recovered,) = events(run, "restart"), events(run, "recovered")
+    told = {name: restart[name] for name in ("attempt", "kind", "rank", "step", "resumes_at", "steps_lost", "changes")}
+    assert told == {"attempt": 2, "kind": "died", "rank": 1, "step": 23, "resumes_at": 20, "steps_lost": 3, "changes": {}}
+    assert 0 < restart["seconds_lost"] < recovered["seconds"] and recovered["step"] == 21
+    assert [r["cause"] for r in run.summary["restarts"]] == [restart["cause"]]
+    assert not run.run.failure.exists()
+
+
+def test_out_of_memory_goes_on_with_a_smaller_batch_and_the_same_steps(launch: Launch) -> None:
+    # Muon would make more of the last bits, in which sums of another order differ.
+    sizes = {"total_batch_size": 512, "device_batch_size": 8, "save_every": 5, "precision": "fp32", "optimizer": "adamw"}
+    whole = launch(*LAUNCH, **sizes).ok()
+    run = launch(*ENHANCED, **sizes, inject="oom@rank=1,step=7,above=2,attempt=any").ok()
+    assert "out of memory on rank 1: device_batch_size 8 → 4, the same 512 tokens per step with 2 × accumulation" in run.output
+    assert "device_batch_size 4 → 2, the same 512 tokens" in run.output
+    assert run.losses == pytest.approx(whole.losses, rel=1e-5), "the same sequences in each step, added up in another order"
+    assert configured(run, "device_batch_size") == 2 and configured(run, "total_batch_size") == 512
+    assert "2 sequences × 32 tokens × 2 ranks × 4 accumulation steps = 512 tokens per step" in run.output
+    assert [r["changes"] for r in events(run, "restart")] == [{"device_batch_size": [8, 4]}, {"device_batch_size": [4, 2]}]
+    # Whoever goes on with it later does not run into the same again.
+    resumed = launch("./launch_train.sh", "2", tiny=False, resume="run2", num_iterations=14).ok()
+    assert "2 sequences × 32 tokens × 2 ranks × 4 accumulation steps" in resumed.output
+
+
+@pytest.mark.slow
+def test_out_of_memory_with_one_sequence_is_the_end(launch: Launch) -> None:
+    run = launch(*ENHANCED, device_batch_size=2, total_batch_size=128, inject="oom@rank=0,step=2,attempt=any")
+    assert run.wait() == 4
+    assert "device_batch_size 2 → 1, the same 128 tokens" in run.output
+    assert "given up: device_batch_size is 1 already: try a smaller --max_seq_len or --depth" in run.output
+    assert run.failure["cause"] == "gpu_oom" and run.failure["kind"] == "error"
+
+
+def test_a_data_loader_that_keeps_failing_gets_fewer_workers(launch: Launch) -> None:
+    run = launch(*ENHANCED, num_workers=2, inject="worker_kill@rank=0,call=3,attempt=any").ok()
+    assert "dataloader_worker_died: RuntimeError: DataLoader worker (pid" in run.output
+    assert "restarting (1 of 2) from the beginning" in run.output
+    assert "the data loader of rank 0 has failed again: num_workers 2 → 0, the ranks read the data themselves" in run.output
+    assert [r["changes"].get("num_workers") for r in events(run, "restart")] == [None, [2, 0]]
+    assert configured(run, "num_workers") == 0
+    assert "training finished after 2 restarts (dataloader_worker_died at step 1, 2 times)" in run.output
+
+
+@pytest.mark.slow
+def test_a_hang_is_ended_and_the_run_goes_on(launch: Launch) -> None:
+    whole = launch(*LAUNCH, **SAVING).ok()
+    run = launch(*LAUNCH, **SAVING, retries=1, hang_timeout=3, inject="sleep@rank=1,step=12").ok()
+    assert run.losses == whole.losses
+    (restart,) = events(run, "restart")
+    assert (restart["cause"], restart["kind"], restart["rank"], restart["step"]) == ("hang", "hang", 1, 12)
+    assert restart["seconds_lost"] >= 3
+    assert "restarting (1 of 1) from step 10: 2 steps lost" in run.output
+
+
+@pytest.mark.slow
+def test_two_equal_failures_at_one_step_are_the_end(launch: Launch) -> None:
+    run = launch(*ENHANCED, save_every=2, inject="kill@rank=1,step=7,attempt=any")
+    assert run.wait() == 4
+    assert "restarting (1 of 2) from step 6: 1 step lost" in run.output
+    assert "given up: the second failure at step 7" in run.output
+    assert run.failure["kind"] == "died" and run.failure["step"] == 7
+    assert "restarts" not in run.summary
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("raise@rank=1,step=3", "an error of the code comes back"),
+        pytest.param("nan@rank=1,step=3", "the same data would give the same loss again", marks=pytest.mark.slow),
+        pytest.param("exit@rank=1,step=3", "what leaves by itself does it again", marks=pytest.mark.slow),
+        pytest.param("desync@rank=1,step=3", "an error of the code comes back", marks=pytest.mark.slow),
+    ],
+)
+def test_what_comes_back_is_not_tried_again(launch: Launch, fault: str, why: str) -> None:
+    run = launch(*ENHANCED, hang_timeout=3, inject=fault)
+    assert run.wait() == (5 if fault.startswith("desync") else 4)
+    assert f"not restarted: {why}" in run.output and "restarting" not in run.output
+    assert "analysis" in run.output and run.run.failure.exists()
+
+
+@pytest.mark.slow
+def test_who_does_not_ask_for_restarts_gets_none_and_the_number_can_be_asked_for_anywhere(launch: Launch) -> None:
+    fault = "kill@rank=0,step=7"
+    once = launch(*LAUNCH, inject=fault)
+    assert once.wait() == 4
+    assert "restart" not in once.output
+    assert launch(*LAUNCH, inject=fault, retries=1, save_every=5).ok().summary["steps"] == 12
+    assert launch("./train_dual_gpu.sh", QUICKSTART, inject=fault, env={"DUET_RETRIES": "1"}).ok().summary["steps"] == 12
+    none = launch(*ENHANCED, inject=fault, retries=0)
+    assert none.wait() == 4
+    assert "restart" not in none.output
+
+
+@pytest.mark.slow
+def test_asked_to_stop_after_a_restart_it_saves_and_says_so(launch: Launch) -> None:
+    run = launch(*ENHANCED, num_iterations=100000, save_every=5, inject="kill@rank=1,step=7")
+    wait_until(lambda: events(run, "recovered") or run.process.poll() is not None)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait(30) == 75
+    assert "stopped on request, checkpoint saved after 1 restart (killed by SIGKILL at step 7) (exit 75)" in run.output
+    assert len(run.summary["restarts"]) == 1 and run.summary["status"] == "stopped"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "size"), [("kill@rank=1,step=7", 8), ("oom@rank=1,step=7,above=4", 4)])
+def test_several_machines_start_again_together(launch: Launch, fault: str, size: int) -> None:
+    """Two supervisors with a common disk, here on one machine: node 0 decides, also when a rank of the other one has failed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    whole = launch(*LAUNCH, device_batch_size=8, total_batch_size=512, optimizer="adamw", precision="fp32", save_every=5).ok()
+    nodes = []
+    for number in (1, 0):
+        flags = {"nnodes": 2, "node_rank": number, "master_addr": "127.0.0.1", "master_port": port, "retries": 1, "inject": fault}
+        flags |= {"device_batch_size": 8, "total_batch_size": 512, "optimizer": "adamw"}
+        nodes.append(launch("./launch_train.sh", "1", QUICKSTART, name="both", save_every=5, precision="fp32", **flags))
+    second, first = nodes
+    second.run = RunDir(first.run.path, 1)
+    assert (first.wait(), second.wait()) == (0, 0), first.output[-3000:] + second.output[-3000:]
+    assert first.losses == (whole.losses if size == 8 else pytest.approx(whole.losses, rel=1e-5))
+    assert "from step 5: 2 steps lost" in first.output and "training finished after 1 restart" in first.output
+    assert "restarting with the other machines" in second.output
+    assert [configured(node, "device_batch_size") for node in nodes] == [size, size]
+    assert not first.run.failure.exists() and not second.run.failure.exists()
+    assert [r["rank"] for r in events(first, "restart")] == [1] and len(events(first, "recovered")) == 1

@@ -1,0 +1,85 @@
+"""Somebody's script gets stuck under our launcher: who, where, and soon. One that only takes its time is left alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Launched
+from training.rundir import read_records
+
+FAULTY = Path(__file__).parent / "scripts/faulty.py"
+FLOOR_S, LIMIT_S = 3, 6.0
+Faulty = Callable[..., Launched]
+
+
+def line(text: str) -> str:
+    return f"{FAULTY}:{next(number for number, one in enumerate(FAULTY.read_text().splitlines(), 1) if text in one)}"
+
+
+@pytest.fixture
+def faulty(launch: Callable[..., Launched], tmp_path: Path) -> Faulty:
+    def start(*args: str, ranks: int = 2, **flags: object) -> Launched:
+        own = {"run_name": "run", "out_dir": tmp_path / "experiments", "log_dir": tmp_path / "logs", "hang_timeout": FLOOR_S} | flags
+        words = ["./launch_train.sh", str(ranks), *(f"--{k}={v}" for k, v in own.items()), "--script", str(FAULTY), "--", *args]
+        return launch(*words, name="run", bare=True, env={"OMP_NUM_THREADS": "1"})
+
+    return start
+
+
+def verdicts(run: Launched) -> list[dict[str, Any]]:
+    return [e for e in read_records(run.run.events) if e["event"] == "verdict"]
+
+
+def fault_time(run: Launched) -> float:
+    logs = "".join(run.run.rank_log(rank).read_text() for rank in range(2))
+    found = re.search(r"^FAULT ([\d.]+)", logs, re.MULTILINE)
+    assert found, logs
+    return float(found[1])
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "rank", "where", "how"),
+    [
+        ("sleep", "hang", 0, "# the deadlock", r"stands at .* \(stuck_in_a_lock\)"),
+        ("spin", "hang", 0, "turns += 1", r"spins at .* \(endless_loop\), and holds the GIL"),
+        ("gil", "hang", 0, "ctypes.PyDLL", r"holds the GIL in C, called at .* \(at_fault\)"),
+        ("stop", "stopped", 0, "signal.SIGSTOP)", r"is stopped \(SIGSTOP\); go on: kill -CONT \d+"),
+        ("worker", "hang", 0, "# the deadlock", r"waits for its data-loader worker \(pid \d+\), which stands at .* \(stuck_in_a_lock\)"),
+    ],
+)
+def test_who_is_stuck_and_where(faulty: Faulty, fault: str, kind: str, rank: int, where: str, how: str) -> None:
+    run = faulty(fault)
+    assert run.wait() == 5, run.output[-3000:]
+    (verdict,) = verdicts(run)
+    assert (verdict["kind"], verdict["rank"]) == (kind, rank), verdict
+    if fault == "spin":  # any line of the loop
+        assert int(verdict["where"].rpartition(":")[2]) - int(line(where).rpartition(":")[2]) in (-1, 0)
+    else:
+        assert verdict["where"] == line(where)
+    assert re.search(how, verdict["text"]), verdict
+    assert verdict["waiting"] == {"1": f"waits in backward at {line('loss.backward()')} (<module>)"}
+    assert verdict["time"] - fault_time(run) < LIMIT_S
+    failure = run.failure
+    assert (failure["cause"], failure["rank"], failure["where"]) == ("hang", rank, verdict["where"])
+
+
+def test_uneven_batches(faulty: Faulty) -> None:
+    run = faulty("uneven")
+    assert run.wait() == 5, run.output[-3000:]
+    (verdict,) = verdicts(run)
+    places = {rank: place.partition(" at ")[0] for rank, place in verdict["waiting"].items()}
+    assert places == {"0": "waits in barrier", "1": "waits in backward"}
+    assert verdict["time"] - fault_time(run) < LIMIT_S
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["slow_eval", "upload", "quiet"])
+def test_what_takes_its_time_is_left_alone(faulty: Faulty, fault: str) -> None:
+    run = faulty(fault, str(5 * FLOOR_S))
+    assert run.wait() == 0, run.output[-3000:]
+    assert verdicts(run) == [] and "[WARNING]" not in run.output

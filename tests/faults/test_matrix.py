@@ -1,0 +1,256 @@
+"""Every fault that can be injected, with what the verdict must say and how soon: measured from the fault's own note to the verdict.
+
+What is not here: uneven batches can not happen in this trainer; ports, names, missing ranks, /dev/shm and whoever dies among the
+launchers are not faults of a rank and have tests of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.faults.conftest import SECONDS, Ended
+from training import faults
+
+Inject = Callable[..., Ended]
+STUCK = r"training/faults/stuck\.py:\d+$"
+
+
+@dataclass(frozen=True)
+class Row:
+    """`says`: in the verdict; `waiting`: where the other rank waits; `advice`: in one of its lines."""
+
+    spec: str
+    limit_s: float
+    kind: str  # of the verdict
+    says: str
+    code: int = 5
+    cause: str = "hang"
+    rank: int | None = 1
+    where: str | None = STUCK
+    phase: str | None = "step 5: forward"
+    waiting: str = ""
+    advice: str = ""
+    missing: str = ""  # why this row does not hold yet
+    epochs: bool = False  # on data of few steps an epoch
+    flags: dict[str, object] = field(default_factory=dict)
+
+
+def died(spec: str, says: str, **more: object) -> Row:
+    return Row(spec, 2, "died", says, **{"code": 4, "cause": "unknown", "where": None, **more})  # type: ignore[arg-type]
+
+
+def error(spec: str, says: str, cause: str = "unknown", limit_s: float = 2, **more: object) -> Row:
+    return Row(spec, limit_s, "error", says, **{"code": 4, "cause": cause, **more})  # type: ignore[arg-type]
+
+
+QUICK = {
+    "lock": Row("sleep@step=5", 6, "hang", r"^HANG rank 1 in 'step 5: forward' stands at .*\(_stuck_in_a_lock\)", waiting="backward"),
+    "SIGSTOP": Row("stop@step=5", 3, "stopped", "^STOPPED rank 1", waiting="backward"),
+    "uninterruptible I/O": Row("io@step=5", 10, "blocked", "^BLOCKED rank 1 .* blocked in I/O", waiting="backward"),
+    "persistent worker at epoch 2": Row(
+        "worker_stuck@rank=0,epoch=2",
+        6,
+        "hang",
+        r"^HANG rank 0 .* waits for its data-loader worker \(pid \d+\), which stands at .*\(_stuck_in_a_lock\)",
+        rank=0,
+        phase=r"step \d+: fetch|epoch 2: creating data iterator",
+        waiting="backward|barrier",
+        epochs=True,
+        flags={"persistent_workers": True},
+    ),
+    "another collective": Row(
+        "desync@step=5",
+        6,
+        "desync",
+        r"^DESYNC: .* at collective \d+: rank 0: all_reduce of float \[\d+\]; rank 1: broadcast of float \[7, 11\]",
+        rank=None,
+        where=None,
+        phase=None,
+    ),
+    "GPU out of memory": error(
+        "oom@step=5",
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB",
+        "gpu_oom",
+        advice="device_batch_size is 4: try 2, the same 256 tokens per step with 2 × accumulation",
+    ),
+    "exit 0": died("exit@step=5", "^DIED rank 1 .*left with status 0 in the middle of the training"),
+}
+SLOW = {
+    "lock, rank 0": Row("sleep@rank=0,step=5", 6, "hang", r"^HANG rank 0 .* stands at .*\(_stuck_in_a_lock\)", rank=0, waiting="backward"),
+    "lock before a barrier": Row(
+        "sleep@rank=0,phase=epoch 2: creating data iterator",
+        6,
+        "hang",
+        r"^HANG rank 0 .* stands at .*\(_stuck_in_a_lock\)",
+        rank=0,
+        phase="epoch 2: creating data iterator",
+        waiting="barrier: before iteration",
+        epochs=True,
+    ),
+    "tqdm at epoch 2": Row(
+        "lock_tqdm@epoch=2,phase=barrier: before iteration",
+        6,
+        "hang",
+        "^HANG rank 0",
+        rank=0,
+        where=r"training/engine/progress\.py:\d+$",
+        phase=None,
+        waiting="backward",
+        epochs=True,
+    ),
+    "tqdm": Row(
+        "lock_tqdm@step=5",
+        6,
+        "hang",
+        "^HANG rank 0",
+        rank=0,
+        where=r"training/engine/progress\.py:\d+$",
+        phase="step 5: record",
+        waiting="step 6: backward",
+    ),
+    "GIL": Row("gil@step=5", 6, "hang", "^HANG rank 1 .* holds the GIL in C, called at", waiting="backward"),
+    "endless loop": Row("loop@step=5", 6, "hang", "^HANG rank 1 .* spins at", waiting="backward"),
+    "SIGSTOP while the data iterator is made": Row(
+        "stop@rank=0,epoch=2",
+        3,
+        "stopped",
+        "^STOPPED rank 0",
+        rank=0,
+        phase="epoch 2: creating data iterator",
+        waiting="barrier",
+        epochs=True,
+    ),
+    "worker": Row(
+        "worker_stuck@epoch=2",
+        6,
+        "hang",
+        r"^HANG rank 1 .* waits for its data-loader worker \(pid \d+\)",
+        phase=r"step \d+: fetch",
+        epochs=True,
+    ),
+    "another shape": Row(
+        "desync_shape@step=5",
+        6,
+        "desync",
+        "^DESYNC",
+        rank=None,
+        where=None,
+        phase=None,
+        missing="gloo aborts the rank: SIGABRT is all that is said",
+    ),
+    "SIGKILL": died("kill@step=5", "^DIED rank 1 in 'step 5: forward': killed by SIGKILL"),
+    "SIGKILL, rank 0": died("kill@rank=0,step=5", "^DIED rank 0 in 'step 5: forward': killed by SIGKILL", rank=0),
+    "SIGSEGV": died("segv@step=5", "^DIED rank 1 .*killed by SIGSEGV"),
+    "SIGABRT": died("abort@step=5", "^DIED rank 1 .*killed by SIGABRT"),
+    "exit 7": died("exit@step=5,code=7", "^DIED rank 1 .*left with status 7"),
+    "exception": error("raise@step=5", "ValueError: injected on purpose"),
+    "NaN": error(
+        "nan@step=5",
+        r"loss is nan on rank 1 at step 5 \(epoch 1, sequences \d+(, \d+){3}\)",
+        "nan_loss",
+        where=r"inspection\.py:\d+$",
+        phase="step 5: record",
+    ),
+    "empty batch": error("empty@step=5", "rank 1 had an empty batch at step 5", where=r"inspection\.py:\d+$", phase="step 5: record"),
+    "a rank without data": error(
+        "no_data", "see rank 1", where=r"inspection\.py:\d+$", phase="epoch 1: creating data iterator|barrier: before iteration"
+    ),
+    "worker killed": error(
+        "worker_kill@epoch=2",
+        r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly",
+        "dataloader_worker_died",
+        6,
+        where=r"loader\.py:\d+$",
+        phase=r"step \d+: fetch",
+        advice="host memory or /dev/shm may be full",
+        epochs=True,
+    ),
+    "worker without shared memory": error(
+        "worker_bus@epoch=2",
+        r"DataLoader worker \(pid",
+        "dataloader_worker_died",
+        6,
+        where=r"loader\.py:\d+$",
+        phase=r"step \d+: fetch",
+        advice="/dev/shm",
+        epochs=True,
+    ),
+    "exception of a worker": error(
+        "worker_raise@epoch=2",
+        "ValueError: Caught ValueError in DataLoader worker process 0",
+        "unknown",
+        6,
+        where=r"loader\.py:\d+$",
+        phase=r"step \d+: fetch",
+        epochs=True,
+    ),
+    "open files": error(
+        "files",
+        "Too many open files",
+        "too_many_open_files",
+        where=r".*",
+        phase="epoch 1: creating data iterator",
+        flags={"num_workers": 1},
+        missing="the rank can not write down its error",
+    ),
+    "disk full at the last checkpoint": error(
+        "enospc",
+        "No space left on device",
+        "disk_full",
+        rank=0,
+        where=r"faults/data\.py:\d+$",
+        phase="checkpoint",
+        advice="make room below",
+    ),
+}
+ROWS = [pytest.param(row, id=name) for name, row in QUICK.items()]
+ROWS += [
+    pytest.param(row, id=name, marks=[pytest.mark.slow, *([pytest.mark.xfail(strict=True, reason=row.missing)] if row.missing else [])])
+    for name, row in SLOW.items()
+]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_fault_verdict_and_time(
+    inject: Inject, epochs: dict[str, object], row: Row, record_property: Callable[[str, object], None]
+) -> None:
+    ended = inject(row.spec, **(epochs if row.epochs else {}), **row.flags)
+    record_property(SECONDS, ended.seconds)
+    verdict, failure = ended.verdict, ended.failure
+    assert (verdict["kind"], verdict["rank"]) == (row.kind, row.rank), verdict
+    assert re.search(row.says, verdict["text"]), verdict
+    assert ended.seconds <= row.limit_s
+    assert ended.code == row.code == failure["exit_code"]
+    assert (failure["cause"], failure["kind"], failure["rank"]) == (row.cause, row.kind, row.rank)
+    if row.where is None:
+        assert failure["where"] is None
+    else:
+        assert re.search(row.where, failure["where"])
+    assert row.phase is None or re.fullmatch(row.phase, failure["phase"])
+    if row.code == 5:
+        assert 0 < failure["since_s"] < row.limit_s + 3
+        stacks = ended.run.run.path / failure["stacks"]
+        assert {p.name.split(".")[0] for p in stacks.glob("rank*")} >= {"rank0", "rank1"}
+    if row.waiting:
+        assert re.search(row.waiting, failure["waiting"][str(1 - (row.rank or 0))])
+    assert any(row.advice in line for line in failure["advice"])
+    assert "training failed" in ended.run.output
+
+
+def test_every_fault_is_in_this_folder() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
+    assert [name for name in faults.TABLE if not re.search(rf"[\";]{name}[@\";]", text)] == []
+
+
+def test_the_documentation_tells_the_same() -> None:
+    text = (ROOT / "docs/faults.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\| ([^|]+) \| `([^`]+)` \| ([^|]+) \| (\d+) s \|$", text, re.MULTILINE)
+    rows = {**QUICK, **SLOW}
+    assert [(name, spec, float(limit)) for name, spec, _, limit in told] == [(name, r.spec, r.limit_s) for name, r in rows.items()]
+    assert [name for name, _, says, _ in told if "not yet" in says] == [name for name, r in rows.items() if r.missing]

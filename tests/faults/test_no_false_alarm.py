@@ -1,0 +1,63 @@
+"""Slow is no failure: far over the hang floor, and nobody says a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.conftest import processes
+from tests.faults.conftest import Ended
+
+Inject = Callable[..., Ended]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spec", "flags"),
+    [
+        ("slow@step=1,seconds=8", {}),
+        ("slow@rank=0,step=1,phase=backward,seconds=8", {}),
+        ("slow@phase=evaluation,seconds=8", {"eval_every": 10}),
+        ("slow@rank=0,phase=evaluation,call=2,seconds=8", {"eval_every": 10}),
+        ("slow@rank=0,step=10,phase=checkpoint,seconds=8", {"save_every": 10}),
+        ("slow@phase=building the model,seconds=8", {}),
+        ("slow@phase=importing torch,seconds=8", {}),
+        ("slow@epoch=1,phase=creating data iterator,seconds=8", {}),
+    ],
+)
+def test_a_slow_phase(inject: Inject, spec: str, flags: dict[str, object]) -> None:
+    ended = inject(spec, num_iterations=20, **flags)
+    assert ended.code == 0, ended.run.output[-3000:]
+    assert ended.injected["fault"] == "slow" and ended.of("verdict") == ended.of("failure") == []
+    assert len(ended.run.losses) == 20
+
+
+@pytest.mark.slow
+def test_a_slow_disk(inject: Inject) -> None:
+    ended = inject("slow_disk@seconds=4", num_iterations=20, save_every=10)
+    assert ended.code == 0, ended.run.output[-3000:]
+    assert ended.injected["fault"] == "slow_disk" and ended.of("verdict") == ended.of("failure") == []
+    assert [e["step"] for e in ended.of("checkpoint")] == [10, 20]
+
+
+@pytest.mark.slow
+def test_all_of_it_in_one_run(inject: Inject) -> None:
+    slow = ["slow@step=1", "slow@phase=evaluation", "slow@rank=0,step=20,phase=checkpoint", "slow_disk@seconds=4"]
+    ended = inject(";".join(slow), num_iterations=30, eval_every=10, save_every=10, limit_s=200)
+    assert ended.code == 0, ended.run.output[-3000:]
+    assert len(ended.of("injected")) == 4 and ended.of("verdict") == ended.of("failure") == []
+
+
+@pytest.mark.slow
+def test_wandb_that_hangs_costs_the_training_nothing(inject: Inject, token: str) -> None:
+    env = {"WANDB_SILENT": "true"}
+    ended = inject("wandb_hang", num_iterations=40, use_dummy_wandb=None, wandb_mode="offline", env=env)
+    assert ended.code == 0, ended.run.output[-3000:]
+    assert ended.of("verdict") == ended.of("failure") == []
+    records = ended.run.steps
+    assert len(records) == 40 and max(r["step_ms"] for step, r in records.items() if step > 2) < 3000
+    assert "W&B" in ended.run.output and "left behind" in ended.run.output
+    # The training's last step to the run's end: all that the tracker was waited for.
+    assert ended.of("end")[0]["time"] - max(r["time"] for r in records.values()) < 25
+    assert not processes(token)

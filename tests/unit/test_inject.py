@@ -1,0 +1,326 @@
+"""Faults on purpose: what may be asked for, when they happen, and that each really is what it says (without a training around it)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import TOKEN, processes, wait_until
+from tests.unit.conftest import LAUNCH, ROOT, ask, clean_environment, python, wrong
+from training import faults, heartbeat, inject
+from training.faults import stuck
+from training.inject import Spec, parse
+from training.rundir import RunDir, read_records
+
+FAULTS = """
+    sleep lock_tqdm gil loop stop io desync desync_shape kill segv abort exit raise oom nan empty no_data slow slow_disk enospc
+    corrupt files wandb_hang worker_stuck worker_kill worker_raise worker_bus
+"""
+
+
+def one(text: str, ranks: int = 2) -> Spec:
+    specs, problems = parse(text, ranks)
+    assert problems == []
+    (spec,) = specs
+    return spec
+
+
+def test_the_faults_are_pinned_and_described() -> None:
+    assert sorted(faults.TABLE) == sorted(FAULTS.split())
+    for fault in faults.TABLE.values():
+        assert 10 < len(fault.text) < 120, fault.name
+        assert fault.text in inject.overview()
+        assert set(fault.keys) <= set(inject.KEYS)
+    assert all(f"\n  {key} " in inject.overview() for key in inject.KEYS)
+
+
+def test_every_key() -> None:
+    spec = one("slow@rank=0,step=7,epoch=2,phase=creating data iterator,call=3,attempt=2,seconds=1.5")
+    assert (spec.fault.name, spec.rank, spec.step, spec.epoch, spec.phase) == ("slow", 0, 7, 2, "creating data iterator")
+    assert (spec.call, spec.attempt, spec.seconds) == (3, 2, 1.5)
+    assert one("exit@code=7").code == 7 and one("oom@above=8").above == 8
+    assert one("worker_kill@worker=1,epoch=2").worker == 1
+    assert one("kill@attempt=any").attempt is None
+
+
+def test_several_and_spaces() -> None:
+    specs, problems = parse(" corrupt@step=8 ; kill@rank=0, step=11;", 2)
+    assert problems == [] and [s.fault.name for s in specs] == ["corrupt", "kill"]
+    assert (specs[1].rank, specs[1].step) == (0, 11)
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "rank", "step", "phase"),
+    [
+        ("kill", 2, 1, inject.STEP, "forward"),
+        ("kill", 1, 0, inject.STEP, "forward"),
+        ("kill@step=3", 2, 1, 3, "forward"),
+        ("kill@epoch=2", 2, 1, None, "creating data iterator"),
+        ("kill@phase=barrier", 2, 1, None, "barrier"),
+        ("empty", 2, 1, inject.STEP, "fetch"),
+        ("corrupt", 2, 0, None, "checkpoint"),
+        ("no_data", 2, 1, None, "creating data iterator"),
+        ("wandb_hang", 2, 0, None, "building the model"),
+    ],
+)
+def test_where_it_happens_when_little_is_said(text: str, ranks: int, rank: int, step: int | None, phase: str) -> None:
+    spec = one(text, ranks)
+    assert (spec.rank, spec.step, spec.phase) == (rank, step, phase)
+
+
+def problems(text: str, *flags: str) -> list[tuple[str, str, list[str]]]:
+    found = wrong("2", "configs/dual_gpu/quickstart.py", "--device=cpu", f"--inject={text}", *flags, script=LAUNCH)
+    origin = " (from --inject on the command line)"
+    assert all(p.what.startswith("inject: ") and p.what.endswith(origin) for p in found)
+    return [(p.what.removeprefix("inject: ").removesuffix(origin), p.allowed, p.fixes) for p in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "allowed", "fixes"),
+    [
+        ("kil@rank=0", "'kil' is no fault", "", ["--inject=kill@rank=0", "--inject=gil@rank=0"]),
+        ("quux", "'quux' is no fault", "", ["--inject=list shows them all"]),
+        ("kill@stp=5", "'stp' is no key of kill", "rank, step, epoch, phase, call, attempt", ["step=5"]),
+        ("kill@seconds=5", "'seconds' is no key of kill", "rank, step, epoch, phase, call, attempt", []),
+        ("worker_kill@step=5", "'step' is no key of worker_kill", "rank, epoch, worker, call, attempt", []),
+        ("kill@step", "'step' of kill has no value", "step=…", []),
+        ("kill@step=five", "step of kill is 'five'", "a whole number from 1", []),
+        ("kill@step=0", "step of kill is '0'", "a whole number from 1", []),
+        ("kill@rank=-1", "rank of kill is '-1'", "a whole number from 0", []),
+        ("kill@attempt=all", "attempt of kill is 'all'", "a whole number from 1, or any", []),
+        ("kill@phase=", "phase of kill is ''", "a part of a phase's name, such as 'barrier'", []),
+        ("exit@code=256", "code of exit is '256'", "a whole number from 0 to 255", []),
+        ("slow@seconds=nan", "seconds of slow is 'nan'", "seconds, over 0", []),
+        ("slow@seconds=0", "seconds of slow is '0'", "seconds, over 0", []),
+        ("kill@step=5,step=6", "step of kill is given twice", "once", []),
+        ("kill@rank=2", "rank 2 of 'kill@rank=2' is not there", "0 to 1", []),
+        ("corrupt@rank=1", "corrupt can not happen on rank 1: rank 0 alone does that", "rank=0", []),
+        (" ; ", "nothing is asked for", "FAULT@key=value,…", ["--inject=kill@rank=1,step=5"]),
+    ],
+)
+def test_mistakes(text: str, what: str, allowed: str, fixes: list[str]) -> None:
+    assert problems(text) == [(what, allowed, fixes)]
+
+
+def test_a_worker_needs_workers() -> None:
+    needs = "worker_kill needs data-loader worker 1, but num_workers is 1"
+    assert problems("worker_kill@worker=1", "--num_workers=1") == [(needs, "", ["--num_workers=2"])]
+    ask("2", "configs/dual_gpu/quickstart.py", "--num_workers=2", "--inject=worker_kill@worker=1", script=LAUNCH)
+
+
+def test_all_mistakes_at_once() -> None:
+    assert len(problems("kil;kill@step=x,rank=y;corrupt@rank=1")) == 4
+
+
+def test_it_is_said_that_faults_will_happen() -> None:
+    request = ask("2", "configs/dual_gpu/quickstart.py", "--inject=kill", script=LAUNCH)
+    assert "faults will happen on purpose: kill (from --inject on the command line)" in request.notes
+    assert ask("2", "configs/dual_gpu/quickstart.py", script=LAUNCH).config.inject == ""
+
+
+def test_a_script_has_no_phases() -> None:
+    done = python(str(ROOT / "lib/run_module.py"), "training.request", LAUNCH, "2", "--script", __file__, "--inject=kill")
+    assert done.returncode == 2 and "--inject means nothing with --script" in done.stderr
+
+
+@pytest.mark.parametrize("program", [["lib/run_module.py", "training.plan", LAUNCH], ["train.py"]])
+def test_list(program: list[str]) -> None:
+    done = python(str(ROOT / program[0]), *program[1:], "--inject=list")
+    assert (done.returncode, done.stdout.rstrip("\n"), done.stderr) == (0, inject.overview(), "")
+
+
+@pytest.fixture
+def armed(tmp_path: Path) -> Iterator[Callable[..., RunDir]]:
+    """Arm this process as a rank; its heartbeat goes back to what it was."""
+    before = heartbeat.current
+    run = RunDir(tmp_path)
+    run.create()
+
+    def arm(text: str, rank: int = 1, attempt: str = "1", **config: object) -> RunDir:
+        heartbeat.start(run.heartbeat(rank), rank)
+        plan = {"config": {"inject": text, **config}, "ranks": 2, "device": {"value": "cpu"}}
+        inject.arm(plan, run, rank, {inject.ATTEMPT: attempt})
+        return run
+
+    yield arm
+    heartbeat.current = before
+
+
+def beats(*phases: str, step: int = 5, epoch: int = 1) -> None:
+    heartbeat.current.step, heartbeat.current.epoch = step, epoch
+    for phase in phases:
+        heartbeat.current.beat(phase)
+
+
+def test_it_happens_once_where_it_should_and_is_noted_before(armed: Callable[..., RunDir]) -> None:
+    run = armed("raise@step=5,phase=forward")
+    beats("fetch", "forward", step=4)
+    beats("fetch")
+    with pytest.raises(ValueError, match="injected on purpose"):
+        beats("forward")
+    (event,) = read_records(run.events)
+    assert (event["event"], event["fault"], event["rank"], event["text"]) == ("injected", "raise", 1, "raise@step=5,phase=forward")
+    assert event["pid"] == os.getpid()
+    beats("forward")
+    beat = heartbeat.read(run.heartbeat(1))
+    assert beat and str(beat) == "step 5: forward", "published before it happened"
+
+
+def test_the_n_th_time_and_parts_of_a_phase(armed: Callable[..., RunDir]) -> None:
+    armed("raise@epoch=2,phase=creating,call=2")
+    beats("epoch 1: creating data iterator", epoch=1)
+    beats("epoch 2: creating data iterator", epoch=2)
+    with pytest.raises(ValueError):
+        beats("epoch 2: creating data iterator", epoch=2)
+
+
+@pytest.mark.parametrize(("text", "rank", "attempt"), [("raise", 0, "1"), ("raise", 1, "2"), ("raise@attempt=2", 1, "1"), ("", 1, "1")])
+def test_others_have_an_ordinary_heartbeat(armed: Callable[..., RunDir], text: str, rank: int, attempt: str) -> None:
+    armed(text, rank, attempt)
+    assert type(heartbeat.current) is heartbeat.Heartbeat
+    beats("forward")
+
+
+@pytest.mark.parametrize(("text", "attempt"), [("raise@attempt=2", "2"), ("raise@attempt=any", "3")])
+def test_at_another_start(armed: Callable[..., RunDir], text: str, attempt: str) -> None:
+    armed(text, attempt=attempt)
+    with pytest.raises(ValueError):
+        beats("forward")
+
+
+def test_out_of_memory_above_a_batch_size_only(armed: Callable[..., RunDir]) -> None:
+    run = armed("oom@above=4", device_batch_size=4)
+    beats("forward")
+    assert list(read_records(run.events)) == [], "it did not happen"
+
+
+def test_what_did_not_happen_is_said_at_the_end(armed: Callable[..., RunDir]) -> None:
+    run = armed("raise@step=400")
+    beats("forward", heartbeat.FINISHED)
+    assert [e["text"] for e in read_records(run.events)] == ["inject: raise@step=400 did not happen: nothing like it came on rank 1"]
+
+
+RANK = """
+import faulthandler, signal, sys, threading, time
+from training import heartbeat, inject
+from training.rundir import RunDir
+run = RunDir(sys.argv[1])
+run.create()
+stacks = (run.path / "stacks").open("w")
+faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
+signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))  # as ranks do: a wish to stop
+heartbeat.start(run.heartbeat(1), 1)
+inject.arm({"config": {"inject": sys.argv[2]}, "ranks": 2, "device": {"value": "cpu"}}, run, 1, {})
+def tick():
+    while True:
+        print("tick", flush=True)
+        time.sleep(0.01)
+threading.Thread(target=tick, daemon=True).start()
+heartbeat.current.step = 5
+heartbeat.current.beat("forward")
+print("went on", flush=True)
+"""
+
+
+class Process:
+    """A process with a second thread, in which the fault happens."""
+
+    def __init__(self, folder: Path, text: str, token: str) -> None:
+        self.run, self.said = RunDir(folder / "run"), folder / "said"
+        with self.said.open("wb") as out:
+            argv = [sys.executable, "-c", RANK, str(self.run.path), text]
+            self.popen = subprocess.Popen(argv, cwd=ROOT, env=clean_environment(**{TOKEN: token}), stdout=out, start_new_session=True)
+        wait_until(lambda: any(True for _ in read_records(self.run.events)), 20, "injected")
+
+    @property
+    def state(self) -> str:
+        return Path(f"/proc/{self.popen.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    @property
+    def cpu(self) -> float:
+        return sum(map(int, Path(f"/proc/{self.popen.pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+
+    def kill(self) -> None:
+        self.popen.kill()
+        assert self.popen.wait(10) == -signal.SIGKILL
+
+
+@pytest.fixture
+def process(tmp_path: Path, token: str) -> Callable[[str], Process]:
+    return lambda text: Process(tmp_path, text, token)
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [("kill", -signal.SIGKILL), ("segv", -signal.SIGSEGV), ("abort", -signal.SIGABRT), ("exit", 0), ("exit@code=7", 7), ("raise", 1)],
+)
+def test_ends(process: Callable[[str], Process], text: str, status: int) -> None:
+    one = process(text)
+    assert one.popen.wait(20) == status
+    assert "went on" not in one.said.read_text()
+    assert not list(one.run.path.parent.rglob("core*"))
+
+
+def test_stopped(process: Callable[[str], Process]) -> None:
+    one = process("stop")
+    wait_until(lambda: one.state == "T", 5, "stopped")
+    one.popen.send_signal(signal.SIGCONT)
+    assert one.popen.wait(10) == 0 and "went on" in one.said.read_text()
+
+
+def test_uninterruptible_and_nobody_is_left(process: Callable[[str], Process], token: str) -> None:
+    one = process("io")
+    wait_until(lambda: one.state == "D", 5, "in state D")
+    one.popen.send_signal(signal.SIGTERM)
+    size = one.said.stat().st_size
+    one.popen.send_signal(signal.SIGUSR2)
+    assert one.state == "D" and one.said.stat().st_size == size, "no signal reaches it"
+    one.kill()  # alone, as torchrun would do: not the whole group
+    wait_until(lambda: not processes(token), 5, "its children gone")
+    assert not list(one.run.ranks.iterdir())
+
+
+def test_the_global_lock_is_held(process: Callable[[str], Process]) -> None:
+    one = process("gil")
+    locked = next(n for n, line in reversed(list(enumerate(Path(stuck.__file__).read_text().splitlines(), 1))) if "mutex_lock" in line)
+    stacks = one.run.path / "stacks"
+
+    def asked() -> str:
+        """The stacks, once more: written by C, which needs no lock; it interrupts many blocking calls, not this one."""
+        have = stacks.stat().st_size
+        one.popen.send_signal(signal.SIGUSR2)
+        wait_until(lambda: stacks.stat().st_size > have, 5, "stacks")
+        return stacks.read_text()
+
+    wait_until(lambda: f"line {locked} in gil" in asked(), 5, "in the second lock")
+    before, end = one.said.stat().st_size, time.monotonic() + 0.3  # in which the other thread would have said thirty words
+    while time.monotonic() < end:
+        asked()
+    assert one.said.stat().st_size == before
+    one.kill()
+
+
+def test_the_loop_spins(process: Callable[[str], Process]) -> None:
+    one = process("loop")
+    before = one.cpu
+    wait_until(lambda: one.cpu > before + 10, 10, "a tenth of a second of CPU")
+    one.kill()
+
+
+def test_the_lock_blocks_the_main_thread_alone(process: Callable[[str], Process]) -> None:
+    one = process("sleep")
+    size = one.said.stat().st_size
+    wait_until(lambda: one.said.stat().st_size > size + 20, 5, "the other thread goes on")
+    one.kill()
+    assert "went on" not in one.said.read_text()
+
+
+def test_slow_goes_on(process: Callable[[str], Process]) -> None:
+    assert process("slow@seconds=0.2").popen.wait(10) == 0

@@ -1,0 +1,201 @@
+"""A restart: what is said of it, what it leaves in the run directory, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training import heartbeat
+from training.engine import manifest
+from training.errors import Exit
+from training.heartbeat import Heartbeat
+from training.host import memory
+from training.launch import remedy
+from training.launch.attempt import Outcome
+from training.launch.recovery import Recovery
+from training.rundir import RunDir, read_json, read_records, write_json
+
+KILL = -signal.SIGKILL
+
+
+def plan(retries: int = 2, size: int = 8, workers: int = 4, **config: Any) -> dict[str, Any]:
+    """Of two ranks with 16 sequences of 32 tokens per step."""
+    load = memory.Load(depth=1, sequences=size, seq_len=32, vocab=256, bf16=False, compiled=False, cuda=False, ranks=2, total_tokens=512)
+    values = {"depth": 1, "max_seq_len": 32, "total_batch_size": 512, "device_batch_size": size, "num_workers": workers} | config
+    return {
+        "config": values,
+        "origins": dict.fromkeys(values, "default"),
+        "place": {"node_rank": 0, "nnodes": 1},
+        "launch": "a1b2",
+        "retries": {"value": retries, "reason": "as asked"},
+        "batch": {"device_sequences": size, "seq_len": 32, "world_size": 2, "accumulation": 8 // size},
+        "device_batch_size": {"value": size, "reason": "as asked"},
+        "static_graph": {"value": False, "reason": "not asked for"},
+        "memory": memory.estimate(load).record() | {"free_bytes": 1 << 30, "load": vars(load)},
+    }
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    """A run whose checkpoint of step 20 is whole and whose ranks were in step 23."""
+    monkeypatch.setenv("DUET_ATTEMPT", "")  # goes when the test ends
+    made = RunDir(tmp_path / "run")
+    made.create()
+    facts = dict.fromkeys(manifest.KEYS, 0) | {"step": 20}
+    folder = made.checkpoints / manifest.folder_name(20)
+    folder.mkdir()
+    manifest.write(folder, {k: v for k, v in facts.items() if k not in ("format", "own_sha256")})
+    beat_at(made, 23)
+    return made
+
+
+def beat_at(run: RunDir, step: int, phase: str = "forward") -> None:
+    for rank in (0, 1):
+        writer = Heartbeat(run.heartbeat(rank), rank)
+        writer.step = step
+        writer.beat(phase)
+
+
+def record(**facts: Any) -> dict[str, Any]:
+    shown = {"cause": "unknown", "kind": "died", "rank": 1, "status": KILL, "step": 23, "phase": "step 23: forward"}
+    return shown | {"summary": "killed by SIGKILL", "time": 0.0} | facts
+
+
+def test_a_restart_is_said_and_noted_with_what_it_costs(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
+    tried = Recovery(run, plan())
+    assert os.environ["DUET_ATTEMPT"] == "1"
+    write_json(run.failure, {"cause": "unknown"})
+    assert tried.again(record(), Outcome())
+    assert "restarting (1 of 2) from step 20: 3 steps lost\n" in capfd.readouterr().err
+    (event,) = read_records(run.events)
+    assert 0 <= event.pop("seconds_lost") < 5 and event.pop("time")
+    assert event == {
+        **{"event": "restart", "attempt": 2, "cause": "unknown", "kind": "died", "rank": 1},
+        **{"step": 23, "resumes_at": 20, "steps_lost": 3, "changes": {}},
+        "text": "killed by SIGKILL at step 23: started again from step 20",
+    }
+    assert os.environ["DUET_ATTEMPT"] == "2"
+    assert not run.failure.exists()
+
+
+def test_training_again_is_noted_once(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
+    tried = Recovery(run, plan())
+    tried.again(record(), Outcome())
+    beat_at(run, 0, "building the model")
+    tried.look()
+    beat_at(run, 21)
+    tried.look()
+    assert not [r for r in read_records(run.events) if r["event"] == "recovered"], "the first step is not done yet"
+    writer = Heartbeat(run.heartbeat(0), 0)
+    for writer.step in (21, 22):
+        writer.beat("forward")
+    tried.look()
+    tried.look()
+    (event,) = (r for r in read_records(run.events) if r["event"] == "recovered")
+    assert (event["attempt"], event["step"]) == (2, 21) and 0 <= event["seconds"] < 5
+    assert capfd.readouterr().err.count("training again, 0.") == 1
+
+
+def test_a_last_step_that_is_done_counts_too(run: RunDir) -> None:
+    tried = Recovery(run, plan())
+    tried.again(record(), Outcome())
+    writer = Heartbeat(run.heartbeat(0), 0)
+    writer.step = 21
+    writer.beat("record")
+    writer.beat(heartbeat.FINISHED)
+    tried.finish()
+    assert [r["event"] for r in read_records(run.events)] == ["restart", "recovered"]
+
+
+def test_the_end_tells_of_every_restart(run: RunDir) -> None:
+    tried = Recovery(run, plan(retries=5))
+    assert tried.finish() == ""
+    assert tried.again(record(cause="gpu_oom", kind="error", step=22), Outcome())
+    assert tried.again(record(), Outcome())
+    write_json(run.summary, {"steps": 60})
+    assert tried.finish() == " after 2 restarts (gpu_oom at step 22; killed by SIGKILL at step 23)"
+    told = read_json(run.summary) or {}
+    assert told["steps"] == 60
+    assert [(r["cause"], r["step"], r["changes"]) for r in told["restarts"]] == [
+        ("gpu_oom", 22, {"device_batch_size": [8, 4]}),
+        ("unknown", 23, {}),
+    ]
+
+
+def test_a_change_stands_in_the_plan_that_the_ranks_read(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
+    held = plan()
+    write_json(run.plan, held)
+    assert Recovery(run, held).again(record(cause="gpu_oom", kind="error"), Outcome())
+    written = read_json(run.plan) or {}
+    assert written["config"]["device_batch_size"] == held["config"]["device_batch_size"] == 4
+    (event,) = read_records(run.events)
+    assert event["text"] == "gpu_oom at step 23: started again from step 20, device_batch_size 8 → 4"
+    assert "restarting from step 20: 3 steps lost; out of memory on rank 1: device_batch_size 8 → 4" in capfd.readouterr().err
+
+
+def test_why_nothing_is_tried_again(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
+    write_json(run.failure, {"cause": "unknown"})
+    tried = Recovery(run, plan())
+    assert not tried.again(record(kind="error", status=1), Outcome())
+    assert "not restarted: an error of the code comes back" in capfd.readouterr().err
+    assert [r["text"] for r in read_records(run.events)] == ["not restarted: an error of the code comes back"]
+    assert run.failure.exists()
+    assert tried.again(record(), Outcome())
+    assert not tried.again(record(), Outcome())
+    assert "given up: the second failure at step 23" in capfd.readouterr().err
+
+
+def test_a_rank_that_fails_while_it_is_asked_to_stop_is_left_alone(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
+    assert not Recovery(run, plan()).again(record(), Outcome(asked=Exit.PREEMPTED))
+    assert capfd.readouterr().err == "" and not list(read_records(run.events))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+def test_asked_to_stop_in_a_pause(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], number: signal.Signals, code: int
+) -> None:
+    """failure.json goes, so that nobody takes it for the end of the run."""
+    monkeypatch.setattr(remedy, "PAUSES_S", (3600.0,))
+    monkeypatch.setattr("time.sleep", lambda seconds: os.kill(os.getpid(), number))
+    write_json(run.failure, {"cause": "peer_died"})
+    tried = Recovery(run, plan())
+    assert not tried.again(record(cause="peer_died", kind="error"), Outcome())
+    assert tried.stopped == code
+    said = capfd.readouterr().err
+    assert "restarting (1 of 2) from step 20: 3 steps lost; in 3600 s" in said
+    assert f"stopped before the restart; step 20 is saved (exit {code})" in said
+    assert not run.failure.exists()
+
+
+# ── on several machines ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_another_machine_follows_in_its_own_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
+    """Where it sees the disk of node 0, the ranks' plan there is node 0's to change."""
+    monkeypatch.setenv("DUET_ATTEMPT", "")
+    run, own = RunDir(tmp_path / "run", 1), plan() | {"place": {"node_rank": 1, "nnodes": 2}}
+    run.create()
+    write_json(run.own_plan, own)
+    write_json(run.plan, plan() if shared else own)
+    write_json(run.failure, {"cause": "gpu_oom"})
+    Recovery(run, own).follow({"changes": {"device_batch_size": 4, "data": "/etc"}, "why": "rank 1 was out of memory with 8"})
+    sizes = [(read_json(path) or {})["config"]["device_batch_size"] for path in (run.own_plan, run.plan)]
+    assert sizes == [4, 8 if shared else 4]
+    assert "data" not in own["config"], "what comes from a network changes nothing else"
+    assert os.environ["DUET_ATTEMPT"] == "2" and not run.failure.exists()
+
+
+def test_machines_without_the_checkpoints_are_not_started_again(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
+    """They would begin at step 0, and learn something else than the first one."""
+    two = plan() | {"place": {"node_rank": 0, "nnodes": 2}}
+    assert not Recovery(run, two).again(record(), Outcome())
+    assert "not restarted: node 1 can not see the checkpoints: several machines start again on a common disk only" in capfd.readouterr().err
+    seen = RunDir(run.path, 1)
+    seen.create()
+    write_json(seen.own_plan, two)
+    assert Recovery(run, two).again(record(), Outcome())

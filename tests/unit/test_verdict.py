@@ -1,0 +1,253 @@
+"""What an outcome means: cause, kind and the guilty rank, in failure.json and in the card."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.test_launch_recovery import beat_at
+from training.errors import Exit
+from training.host import gpus
+from training.host.gpus import Gpu, Machine
+from training.launch import cause, verdict
+from training.launch.attempt import Outcome
+from training.rundir import RunDir, write_json
+from training.watch.death import Death
+from training.watch.finding import DESYNC, HANG, UNEVEN, Finding
+
+ABORT = -signal.SIGABRT
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    made = RunDir(tmp_path / "run")
+    made.create()
+    beat_at(made, 7)
+    return made
+
+
+def plan(device: str = "cpu", **more: Any) -> dict[str, Any]:
+    values = {"total_batch_size": 512, "device_batch_size": 8, "num_workers": 0, "out_dir": "experiments", "log_dir": "logs"}
+    return {
+        "config": values,
+        "origins": dict.fromkeys(values, "default"),
+        "command": {"script": "launch_train.sh", "args": []},
+        "ranks": 2,
+        "batch": {"device_sequences": 8, "seq_len": 32, "world_size": 2, "accumulation": 1},
+        "device": {"value": device, "reason": ""},
+        "gpus": [],
+    } | more
+
+
+def told(run: RunDir, rank: int, kind: str, message: str, time: float = 1.0, guilty: int | None = None) -> None:
+    """What a rank reports of itself."""
+    facts = {"rank": rank, "guilty_rank": rank if guilty is None else guilty, "time": time, "type": kind, "message": message}
+    write_json(run.rank_error(rank), facts | {"where": f"model.py:{rank}", "phase": None, "disk_full": False})
+
+
+def failed(run: RunDir, status: int = 1, rank: int | None = 1, **outcome: Any) -> dict[str, Any]:
+    shown: dict[str, Any] = {"guilty": (rank, status), "here": (rank, status), "phases": {0: "step 7: backward", 1: "step 7: forward"}}
+    return verdict.failure(Outcome(**shown | outcome), run, plan())
+
+
+def summary_of(record: dict[str, Any]) -> tuple[str, str, int | None, str]:
+    return record["cause"], record["kind"], record["rank"], record["summary"]
+
+
+# ── exceptions ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "expected"),
+    [
+        ("ValueError", "planted", "unknown"),
+        ("NotFinite", "loss is nan on rank 1", "nan_loss"),
+        ("ParametersDiffer", "weights", "ddp_params_mismatch"),
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.50 GiB.", "gpu_oom"),
+        ("AcceleratorError", "CUDA error: out of memory\nCUDA kernel errors might be …", "gpu_oom"),
+        ("DistBackendError", "NCCL error … Cuda failure 2 'out of memory'", "gpu_oom"),
+        ("AcceleratorError", "CUDA error: an illegal memory access was encountered", "cuda_device_assert"),
+        ("AcceleratorError", "CUDA error: device-side assert triggered", "cuda_device_assert"),
+        ("AcceleratorError", "CUDA error: uncorrectable ECC error encountered", "gpu_hardware"),
+        ("RuntimeError", "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.", "gpu_hardware"),
+        ("RuntimeError", "DataLoader worker (pid 3216) is killed by signal: Killed. ", "dataloader_worker_died"),
+        ("RuntimeError", "DataLoader worker (pid(s) 3216, 3217) exited unexpectedly", "dataloader_worker_died"),
+        (
+            "RuntimeError",
+            "DataLoader worker (pid 9) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.",
+            "dataloader_worker_died",
+        ),
+        ("ValueError", "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback …", "unknown"),
+        ("RuntimeError", "[…/pair.cc:537] Read error [127.0.0.1]:46811: Connection reset by peer.", "peer_died"),
+        ("RuntimeError", "[…/pair.cc:553] Connection closed by peer [127.0.0.1]:5006.", "peer_died"),
+        ("DistNetworkError", "failed to recv, got 0 bytes", "peer_died"),
+        ("RuntimeError", "Timed out waiting 1800000ms for send operation to complete", "collective_timeout"),
+        ("DistStoreError", "Timed out after 1801 seconds waiting for clients. 1/3 clients joined.", "rendezvous_timeout"),
+        (
+            "DistNetworkError",
+            "The server socket has failed to listen on any local network address. port: 29500, name: EADDRINUSE",
+            "port_in_use",
+        ),
+        ("BarrierError", "barrier 'x': rank 1 did not arrive within 3 s", "hang"),
+    ],
+)
+def test_the_cause_is_what_the_rank_has_reported(run: RunDir, kind: str, message: str, expected: str) -> None:
+    told(run, 1, kind, message)
+    record = failed(run)
+    first = message.splitlines()[0]
+    assert summary_of(record) == (expected, "error", 1, f"{kind}: {first}")
+    assert (record["where"], record["step"], record["phase"]) == ("model.py:1", 7, "step 7: forward")
+
+
+def test_a_message_that_fills_the_screen_is_cut(run: RunDir) -> None:
+    told(run, 1, "OutOfMemoryError", "CUDA out of memory. " + "x" * 1000)
+    assert len(failed(run)["summary"]) == len("OutOfMemoryError: ") + verdict.SHOWN_CHARACTERS
+
+
+def test_who_lost_a_peer_is_not_the_one_where_it_began(run: RunDir) -> None:
+    """The supervisor may see both ends at once, and the victim's first."""
+    told(run, 0, "RuntimeError", "Connection closed by peer [127.0.0.1]:5006", time=2.0)
+    told(run, 1, "ValueError", "planted", time=1.0)
+    record = failed(run, rank=0)
+    assert summary_of(record) == ("unknown", "error", 1, "ValueError: planted") and not record["victim"]
+
+
+def test_what_came_after_the_loss_of_a_peer_did_not_cause_it(run: RunDir) -> None:
+    told(run, 0, "RuntimeError", "Connection reset by peer", time=1.0)
+    told(run, 1, "ValueError", "in a clean-up", time=2.0)
+    record = failed(run, rank=0)
+    assert (record["cause"], record["rank"], record["victim"]) == ("peer_died", 0, True)
+
+
+def test_a_rank_can_notice_what_another_one_did(run: RunDir) -> None:
+    told(run, 0, "NotFinite", "loss is nan on rank 1 at step 5", guilty=1)
+    assert failed(run, rank=0)["rank"] == 1
+
+
+# ── deaths ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (-9, "killed by SIGKILL"),
+        (-11, "killed by SIGSEGV"),
+        (0, "left with status 0 in the middle of the training"),
+        (7, "left with status 7"),
+    ],
+)
+def test_a_rank_that_says_nothing(run: RunDir, status: int, text: str) -> None:
+    assert summary_of(failed(run, status)) == ("unknown", "died", 1, text)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("what():  CUDA error: uncorrectable ECC error encountered", "gpu_hardware"),
+        ("what():  CUDA error: an illegal memory access was encountered", "cuda_device_assert"),
+        ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=54, OpType=ALLREDUCE)", "collective_timeout"),
+        ("free(): invalid pointer", "unknown"),
+    ],
+)
+def test_an_aborted_rank_has_said_why(run: RunDir, words: str, expected: str) -> None:
+    run.rank_log(1).write_text(f"an earlier start: CUDA out of memory\nterminate called after …\n{words}\nframe #0: …\n")
+    if expected == "unknown":
+        run.rank_log(1).write_text(words)
+    assert failed(run, ABORT)["cause"] == expected
+    assert failed(run, -signal.SIGKILL)["cause"] == "unknown", "who is killed has no last words: those are of an earlier start"
+
+
+def test_a_gpu_that_can_not_be_seen_any_more_is_the_cause(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = [Gpu(n, f"GPU-{n}", "Card", None, None, None, None, None) for n in (0, 1)]
+    trained = plan("cuda", gpus=[card.record() for card in cards])
+    monkeypatch.setattr(gpus, "look", lambda: Machine((cards[0],), "1 on this machine"))
+    told(run, 1, "AcceleratorError", "CUDA error: unspecified launch failure")
+    record = verdict.failure(Outcome(guilty=(1, 1), here=(1, 1)), run, trained)
+    assert summary_of(record) == ("gpu_hardware", "error", 1, "GPU 1 (Card) can not be seen any more: 1 on this machine")
+    monkeypatch.setattr(gpus, "look", lambda: Machine(tuple(cards), "2 on this machine"))
+    assert cause.lost_gpus(trained) == ""
+
+
+def test_where_a_crash_has_left_its_place(run: RunDir) -> None:
+    record = failed(run, -11, death=Death("died", 1, "model.py:12", "killed by SIGSEGV"))
+    assert summary_of(record) == ("unknown", "died", 1, "killed by SIGSEGV") and record["where"] == "model.py:12"
+
+
+def test_a_rank_that_gloo_aborts_for_another_collective_has_not_just_died(run: RunDir) -> None:
+    record = failed(run, ABORT, death=Death(DESYNC, 1, None, "got 8 bytes where its all_reduce awaits 16"))
+    assert summary_of(record) == ("unknown", "desync", 1, "got 8 bytes where its all_reduce awaits 16")
+    assert record["advice"][0].startswith("every rank must call the same collectives")
+
+
+# ── findings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def finding(kind: str = HANG, rank: int | None = 1) -> Finding:
+    waits = {0: "step 7: backward, waits in backward"}
+    return Finding(kind, rank, "model.py:12" if rank else None, "stands at model.py:12", waits, {}, 3.2, "step 7: forward", "/runs/hangs/1")
+
+
+def test_a_finding_is_told_whole(run: RunDir) -> None:
+    told(run, 0, "RuntimeError", "Connection reset by peer")  # what its end brings is not its cause
+    record = failed(run, 0, finding=finding())
+    expected = {"cause": "hang", "kind": "hang", "rank": 1, "where": "model.py:12", "phase": "step 7: forward", "since_s": 3.2}
+    expected |= {"waiting": {"0": "step 7: backward, waits in backward"}, "stacks": "/runs/hangs/1", "exit_code": 5, "victim": False}
+    assert {name: record[name] for name in expected} == expected
+    assert record["summary"] == "stands at model.py:12, since 3.2 s"
+    card = verdict.card(record)
+    assert f"Cause      hang: {finding().sentence()}" in card
+    assert "Who        rank 1, in step 7: forward" in card
+    assert "Where      model.py:12" in card
+    assert "Others     rank 0: step 7: backward, waits in backward" in card
+    assert "Stacks     /runs/hangs/1" in card
+
+
+def test_nobody_is_blamed_where_nobody_can_be(run: RunDir) -> None:
+    told(run, 0, "RuntimeError", "Connection reset by peer")
+    record = failed(run, 0, None, finding=finding(rank=None))
+    assert record["rank"] is None and "Who        no single rank" in verdict.card(record)
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"), [(DESYNC, "every rank must call the same collectives"), (UNEVEN, "the same number of batches")]
+)
+def test_different_ranks_get_advice_of_their_own(run: RunDir, kind: str, advice: str) -> None:
+    record = failed(run, 0, finding=finding(kind))
+    assert record["kind"] == kind and advice in record["advice"][0]
+
+
+# ── the card ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_out_of_memory_is_answered_with_the_current_values(run: RunDir) -> None:
+    told(run, 1, "OutOfMemoryError", "CUDA out of memory.")
+    advice = failed(run)["advice"]
+    assert advice[0] == "device_batch_size is 8: try 4, the same 512 tokens per step with 2 × accumulation"
+    assert advice[1] == "./launch_train.sh 2 --resume=run --device_batch_size=4"
+
+
+def test_a_card_without_evidence_has_no_empty_place_for_it(run: RunDir) -> None:
+    record = failed(run, -9)
+    assert "Evidence" not in verdict.card(record) and "Stacks" not in verdict.card(record)
+    run.rank_log(1).write_text("last words\n    ~~~~^^^\n")
+    assert "  Evidence\n      │ last words\n  Try" in verdict.card(failed(run, -9))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        (Outcome(ended=[(0, 0), (1, 0)]), 0),
+        (Outcome(ended=[(0, 75), (1, 75)]), 75),
+        (Outcome(guilty=(1, -9)), 4),
+        (Outcome(guilty=(1, 2)), 2),
+        (Outcome(guilty=(1, 2), ours=False), 4),
+        (Outcome(guilty=(1, 0), finding=finding()), 5),
+        (Outcome(guilty=(1, -15), asked=Exit.PREEMPTED), 75),
+        (Outcome(killed=True, asked=Exit.INTERRUPTED), 130),
+    ],
+)
+def test_exit_codes(outcome: Outcome, code: int) -> None:
+    assert verdict.exit_code(outcome) == code

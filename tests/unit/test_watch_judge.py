@@ -1,0 +1,219 @@
+"""Who is blamed, and who is not: from made-up evidence, since each case here takes several ranks in a certain place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from training.heartbeat import Beat, Heartbeat, kind
+from training.watch import collectives, judge, phases
+from training.watch.budget import COMPILE_S, FIRST_STEP_S, OWN, START_S, Budgets
+from training.watch.collectives import Call
+from training.watch.evidence import Evidence, Seen
+from training.watch.stacks import Frame, Stack, Thread
+
+USER = Frame("/home/me/model.py", 12, "forward")
+REDUCE = (
+    Frame("/x/site-packages/torch/distributed/distributed_c10d.py", 3140, "all_reduce"),
+    Frame("/x/site-packages/torch/distributed/c10d_logger.py", 83, "wrapper"),
+    Frame("/home/me/train.py", 50, "train"),
+)
+BACKWARD = (
+    Frame("/x/site-packages/torch/autograd/graph.py", 841, "_engine_run_backward"),
+    Frame("/x/site-packages/torch/_tensor.py", 648, "backward"),
+    Frame("/home/me/train.py", 60, "train"),
+)
+WORKER_QUEUE = (
+    Frame("/usr/lib/python3.11/selectors.py", 415, "select"),
+    Frame("/usr/lib/python3.11/multiprocessing/queues.py", 113, "get"),
+    Frame("/x/site-packages/torch/utils/data/dataloader.py", 1275, "_try_get_data"),
+    Frame("/x/site-packages/torch/utils/data/dataloader.py", 1438, "_get_data"),
+    Frame("/home/me/train.py", 40, "train"),
+)
+
+
+def beat(rank: int, phase: str, step: int = 20, place: int = 3, age_s: float = 9.0, first_step: int = 1) -> Beat:
+    import time
+
+    return Beat(rank, 100 + rank, 77, 1, step, place, first_step, time.monotonic_ns() - int(age_s * 1e9), 0.0, phase)
+
+
+def seen(
+    *frames: Frame, state: str = "S", busy: float = 0.0, gil: bool = False, pid: int = 1, io: int = 0, threads: tuple[Thread, ...] = ()
+) -> Seen:
+    stack = Stack(pid, "py-spy", (Thread("MainThread", True, busy > 0, gil, frames), *threads)) if frames else "no permission"
+    return Seen(pid, [state] * 4, busy, io, "pipe_read", [stack, stack])
+
+
+def rank(number: int, phase: str, process: Seen, *workers: Seen, calls: list[Call] | None = None, **more: object) -> Evidence:
+    return Evidence(beat(number, phase, **more), process, list(workers), calls)  # type: ignore[arg-type]
+
+
+def test_who_is_behind_is_guilty_and_the_others_wait() -> None:
+    found = judge.judge([rank(0, "backward", seen(*BACKWARD), place=3), rank(1, "forward", seen(USER), place=2)])
+    assert (found.kind, found.rank, found.where) == ("hang", 1, "/home/me/model.py:12")
+    assert found.how == "stands at /home/me/model.py:12 (forward)"
+    assert found.waiting == {0: "step 20: backward, waits in backward at /home/me/train.py:60 (train)"}
+
+
+def test_of_ranks_in_the_same_place_the_one_outside_of_collectives() -> None:
+    inside, outside = rank(1, "backward", seen(*BACKWARD)), rank(0, "backward", seen(USER, *BACKWARD))
+    assert judge.judge([outside, inside]).rank == 0
+    spinning = rank(0, "backward", seen(*BACKWARD, busy=1.0, gil=True))
+    found = judge.judge([spinning, inside])
+    assert found.rank == 0 and found.how == "spins at /home/me/train.py:60 (train), and holds the GIL"
+
+
+def test_nobody_is_blamed_where_all_wait_or_all_stand() -> None:
+    found = judge.judge([rank(0, "backward", seen(*BACKWARD)), rank(1, "backward", seen(*BACKWARD))])
+    assert (found.rank, found.where) == (None, None) and "all ranks wait for each other, in the same place: the network" in found.how
+    assert set(found.waiting) == {0, 1}
+    found = judge.judge([rank(0, "forward", seen(USER)), rank(1, "forward", seen(USER))])
+    assert found.rank is None and found.how == "the ranks stand still, in the same place"
+
+
+def test_a_rank_that_waits_is_not_blamed_for_being_behind() -> None:
+    """As with a network that stands still: the other one has got its sums, this one has not."""
+    found = judge.judge([rank(0, "record", seen(*REDUCE), place=6), rank(1, "optimizer", seen(*REDUCE), place=5)])
+    assert found.rank is None
+
+
+def test_the_fewest_calls_of_those_that_wait() -> None:
+    first, second = Call("0", 7, "all_reduce", "float [4]"), Call("0", 8, "all_reduce", "float [4]")
+    ahead = rank(0, "record", seen(*REDUCE), place=6, calls=[first, second])
+    found = judge.judge([ahead, rank(1, "optimizer", seen(*REDUCE), place=5, calls=[first])])
+    assert found.rank == 1 and found.how == "waits in all_reduce, which the others have left"
+
+
+def test_different_collectives_are_a_desync() -> None:
+    common = Call("0", 1, "broadcast", "long [6]")
+    three = [Call("0", 2, op, "float [4]") for op in ("all_reduce", "all_reduce", "all_gather")]
+    everything = [rank(r, "reduce", seen(*REDUCE), calls=[common, call]) for r, call in enumerate(three)]
+    found = judge.judge(everything)
+    assert (found.kind, found.rank) == ("desync", 2)
+    assert "collective 2: rank 0: all_reduce of float [4]; rank 1: all_reduce of float [4]; rank 2: all_gather of float [4]" in found.how
+    found = judge.judge(everything[1:])
+    assert (found.kind, found.rank) == ("desync", None), "of two nobody has the majority"
+    assert collectives.mismatch({0: [common, three[0]], 1: [common, three[1]]}) is None
+    assert collectives.mismatch({0: [common]}) is None
+
+
+@pytest.mark.parametrize(
+    ("process", "kind_", "how"),
+    [
+        (seen(USER, state="T"), "stopped", "is stopped (SIGSTOP)"),
+        (seen(USER, state="t"), "stopped", "is held by a debugger"),
+        (seen(USER, state="D"), "blocked", "is blocked in I/O (pipe_read)"),
+        (seen(state="D"), "blocked", "is blocked in I/O (pipe_read)"),
+        (seen(USER, gil=True), "hang", "holds the GIL in C, called at /home/me/model.py:12 (forward)"),
+        (seen(USER, busy=0.97), "hang", "spins at /home/me/model.py:12 (forward)"),
+    ],
+)
+def test_how_a_guilty_rank_stands(process: Seen, kind_: str, how: str) -> None:
+    found = judge.judge([rank(0, "forward", process, place=2), rank(1, "backward", seen(*BACKWARD))])
+    assert (found.kind, found.rank, found.how) == (kind_, 0, how)
+    assert found.sentence().startswith(f"{kind_.upper()} rank 0")
+
+
+def test_a_stuck_worker_is_where_its_rank_is_stuck() -> None:
+    stuck, idle = seen(Frame("/home/me/data.py", 7, "__getitem__"), pid=9), seen(WORKER_QUEUE[2], pid=8)
+    found = judge.judge([rank(0, "fetch", seen(*WORKER_QUEUE), idle, stuck, place=1), rank(1, "backward", seen(*BACKWARD))])
+    assert found.where == "/home/me/data.py:7"
+    assert found.how == "waits for its data-loader worker (pid 9), which stands at /home/me/data.py:7 (__getitem__)"
+
+
+def test_slow_data_that_comes_is_no_hang() -> None:
+    assert judge.still_reading(rank(0, "fetch", seen(USER), seen(USER, io=1 << 20)))
+    assert judge.still_reading(rank(0, "epoch 2: creating data iterator", seen(USER, io=1 << 20)))
+    assert not judge.still_reading(rank(0, "fetch", seen(USER, io=100)))
+    assert not judge.still_reading(rank(0, "forward", seen(USER, io=1 << 20)))
+
+
+def test_a_hook_of_autograd_on_its_own_thread_is_no_waiting() -> None:
+    hook = Thread("pt_autograd_0", False, False, False, (USER,))
+    found = judge.judge([rank(0, "backward", seen(*BACKWARD, threads=(hook,))), rank(1, "backward", seen(*BACKWARD))])
+    assert (found.rank, found.where) == (0, "/home/me/model.py:12")
+
+
+ORDER = [
+    beat(0, "importing torch", 0, first_step=0),
+    beat(0, "meeting the other ranks", 0, first_step=0),
+    beat(0, "waiting for data", 0, first_step=0),
+    beat(0, "building the model", 0, first_step=0),
+    beat(0, "barrier: epoch 1: synchronise", 0, first_step=0),
+    beat(0, "epoch 1: creating data iterator", 0, first_step=0),
+    beat(0, "barrier: before iteration", 0, first_step=0),
+    beat(0, "progress bar", 0, first_step=0),
+    beat(0, "fetch", 1, 1),
+    beat(0, "forward", 1, 2),
+    beat(0, "fetch", 1, 4),
+    beat(0, "record", 1, 9),
+    beat(0, "evaluation", 1, 10),
+    beat(0, "gather state", 1, 11),
+    beat(0, "checkpoint", 1, 12),
+    beat(0, "barrier: epoch 2: synchronise", 1, 13),
+    beat(0, "fetch", 2, 1),
+    beat(0, "record", 2, 6),
+    beat(0, "barrier: end of training", 2, 7),
+]
+
+
+def test_places_are_in_the_order_of_the_training() -> None:
+    places = [phases.place(b) for b in ORDER]
+    assert places == sorted(places) and len(set(places)) == len(places)
+    waiting = beat(1, "waiting for data", 0, first_step=0)
+    assert phases.place(waiting) == phases.place(beat(0, "preparing data", 0, first_step=0)), "nobody is behind the one that prepares"
+
+
+def test_phases_that_wait_for_others() -> None:
+    assert phases.waits("barrier: before iteration") and phases.waits("backward")
+    assert not phases.waits("fetch") and not phases.waits("checkpoint") and not phases.waits("progress bar")
+    assert phases.needs_data("fetch") and phases.needs_data("epoch 3: creating data iterator") and not phases.needs_data("record")
+
+
+def test_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [10**9]
+    monkeypatch.setattr("time.monotonic_ns", lambda: clock[0])
+    path = tmp_path / "rank0.bin"
+    writer = Heartbeat(path, 0)
+    for step in range(1, 101):
+        writer.step = step
+        writer.beat("forward")
+        clock[0] += 1_000_000_000
+        writer.beat("backward")
+        clock[0] += 10_000_000
+    budgets = Budgets(3.0, compiled=False)
+    assert 5 <= budgets.seconds(beat(0, "forward"), path) <= 6.3, "five times what it usually takes"
+    assert budgets.seconds(beat(0, "backward"), path) == 3, "the floor"
+    assert budgets.seconds(beat(0, "never seen"), path) == 3
+    assert budgets.seconds(beat(0, "forward", 2, first_step=1), path) == FIRST_STEP_S
+    assert Budgets(3.0, compiled=True).seconds(beat(0, "backward", 1, first_step=1), path) == COMPILE_S
+    assert budgets.seconds(beat(0, "evaluation"), path) == OWN["evaluation"]
+    assert budgets.seconds(beat(0, "importing torch", first_step=0), path) == START_S
+    assert Budgets(4000.0, compiled=True).seconds(beat(0, "evaluation"), path) == 4000, "whoever asks for more gets more"
+
+
+def test_what_is_usual_rolls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, wall = [10**9], [0.0]
+    monkeypatch.setattr("time.monotonic_ns", lambda: clock[0])
+    monkeypatch.setattr("time.monotonic", lambda: wall[0])
+    path = tmp_path / "rank0.bin"
+    writer, budgets = Heartbeat(path, 0), Budgets(1.0, compiled=False)
+
+    def steps(seconds: float) -> None:
+        for _ in range(50):
+            writer.beat("forward")
+            clock[0] += int(seconds * 1e9)
+            writer.beat("record")
+
+    steps(10.0)
+    assert budgets.seconds(beat(0, "forward"), path) >= 50
+    budgets.roll([path])
+    wall[0] += 1000
+    steps(0.5)
+    assert budgets.seconds(beat(0, "forward"), path) <= 3.2, "the slow beginning is forgotten"
+
+
+def test_kinds_of_phases() -> None:
+    assert kind("barrier: epoch 12: synchronise") == "barrier: epoch #: synchronise"

@@ -1,0 +1,124 @@
+"""What /proc tells about a process, read from real ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import wait_until
+from tests.unit import targets
+from training.host import process
+from training.watch import proc
+
+
+def test_a_sleeping_process(tmp_path: Path) -> None:
+    with targets.running(tmp_path, targets.LOCK) as (pid, script, _):
+        targets.asleep(pid, "futex")
+        first, second = proc.look(pid), proc.look(pid)
+    assert first and second
+    assert (first.pid, first.parent, first.state) == (pid, os.getpid(), "S")
+    assert first.command == f"{sys.executable} {script}"
+    assert second.cpu_s == first.cpu_s
+    assert first.io_bytes and first.io_bytes > 0
+
+
+def test_a_spinning_process_uses_its_cpu(tmp_path: Path) -> None:
+    with targets.running(tmp_path, targets.SPIN) as (pid, _, _):
+        before = proc.look(pid)
+        assert before
+        wait_until(lambda: (now := proc.look(pid)) and now.main_cpu_s >= before.main_cpu_s + 0.2, 20, "it computes")
+        now = proc.look(pid)
+    assert now and now.state == "R" and now.cpu_s >= now.main_cpu_s and now.waits_in == ""
+
+
+def test_cpu_of_other_threads_is_not_the_main_threads(tmp_path: Path) -> None:
+    program = (
+        targets.SPIN.rpartition("turns()")[0]
+        + "import threading, time\nthreading.Thread(target=turns, daemon=True).start()\ntime.sleep(1000)\n"
+    )
+    with targets.running(tmp_path, program) as (pid, _, _):
+        wait_until(lambda: (now := proc.look(pid)) and now.cpu_s > 0.5, 20, "it computes")
+        now = proc.look(pid)
+    assert now and now.main_cpu_s < now.cpu_s / 2
+
+
+def test_a_stopped_process(tmp_path: Path) -> None:
+    with targets.running(tmp_path, targets.SPIN) as (pid, _, _):
+        targets.stopped(pid)
+        now = proc.look(pid)
+    assert now and now.state == "T"
+
+
+def test_dead_and_gone() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    wait_until(lambda: (now := proc.look(ended.pid)) and now.state == "Z", 20, "it has ended, and nobody has looked")
+    zombie = proc.look(ended.pid)
+    assert zombie and zombie.command.startswith("[python")
+    ended.wait()
+    assert proc.look(ended.pid) is None
+    assert proc.environment(ended.pid) == {} and proc.workers(ended.pid) == [] and proc.family(ended.pid) == []
+
+
+def test_io_is_counted(tmp_path: Path) -> None:
+    program = "import time\nprint('ready', flush=True)\nwhile True:\n    open(__file__).read(); time.sleep(0.01)\n"
+    with targets.running(tmp_path, program) as (pid, _, _):
+        before = proc.look(pid)
+        assert before and before.io_bytes is not None
+        wait_until(lambda: (now := proc.look(pid)) and (now.io_bytes or 0) > (before.io_bytes or 0) + 1000, 20, "it reads")
+
+
+def test_family_and_workers(tmp_path: Path) -> None:
+    program = """
+import multiprocessing, subprocess, time
+if __name__ == "__main__":
+    forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+    forked.start()
+    spawned = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(1000,))
+    spawned.start()
+    shell = subprocess.Popen(["sh", "-c", "sleep 1000; true"])
+    print("ready", forked.pid, spawned.pid, shell.pid, flush=True)
+    time.sleep(1000)
+"""
+    with targets.running(tmp_path, program) as (pid, _, said):
+        forked, spawned, shell = map(int, said[1:])
+        wait_until(lambda: proc.family(shell), 20, "the shell's child")
+        family, workers = proc.family(pid), proc.workers(pid)
+        (sleep,) = proc.family(shell)
+    # The resource tracker, which the spawned child brings, is family but never has work.
+    assert {forked, spawned, shell, sleep} < set(family) and len(family) == 5
+    assert family.index(shell) < family.index(sleep)
+    assert workers == sorted([forked, spawned])
+
+
+def test_environment(tmp_path: Path) -> None:
+    with targets.running(tmp_path, targets.SPIN, env={"RANK": "3", "ODD": "a=b\nc"}) as (pid, _, _):
+        found = proc.environment(pid)
+    assert (found["RANK"], found["ODD"]) == ("3", "a=b\nc")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_what_is_not_ours_is_unknown() -> None:
+    init = proc.look(1)
+    assert init and init.io_bytes is None and proc.environment(1) == {}
+
+
+def test_tracing_is_allowed_with_and_without_yama() -> None:
+    # Twice: it must not matter; and in a forked child.
+    code = "import os; from training.host import process; process.allow_tracing(); process.allow_tracing();"
+    code += "pid = os.fork(); pid or os._exit(0); print(os.waitpid(pid, 0)[1])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=Path(process.__file__).parents[2])
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_a_name_with_parentheses_and_spaces_is_read_right(tmp_path: Path) -> None:
+    program = "import ctypes, signal\nctypes.CDLL(None).prctl(15, b'a) R 1 (', 0, 0, 0)\nprint('ready', flush=True)\nsignal.pause()\n"
+    with targets.running(tmp_path, program) as (pid, _, _):
+        targets.asleep(pid)
+        now = proc.look(pid)
+        assert now and now.parent == os.getpid()
+        os.kill(pid, signal.SIGKILL)

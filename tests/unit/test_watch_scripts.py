@@ -1,0 +1,290 @@
+"""Hang detection for ranks that know nothing of us: real processes in known states, real stacks, a short floor."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import wait_until
+from tests.unit import targets
+from training.watch import proc, sampling, scripts, standstill
+from training.watch.finding import Finding
+from training.watch.sampling import Course, Look, Sample
+from training.watch.scripts import ScriptWatch
+from training.watch.stacks import Frame, Stack, Thread
+
+FLOOR_S = 0.8
+
+
+def watched(pids: dict[int, int], seconds: float, ended: dict[int, int] | None = None, said: list[str] | None = None) -> Finding | None:
+    """What the watch finds within that time of silence; it is asked as the supervisor's loop does."""
+    watch = ScriptWatch(FLOOR_S, say=(said if said is not None else []).append)
+    watch.output()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        begin = time.monotonic()
+        if found := watch.look(pids, ended):
+            return found
+        assert time.monotonic() - begin < 1.0, "the loop of the supervisor is not held up"
+        time.sleep(0.05)
+    return None
+
+
+def stuck(pids: dict[int, int], ended: dict[int, int] | None = None) -> Finding:
+    found = watched(pids, 20 * FLOOR_S, ended)
+    assert found
+    return found
+
+
+def test_a_lock_while_the_other_waits_for_it(tmp_path: Path) -> None:
+    with targets.ranks(tmp_path, "locks", "waits") as (pids, script):
+        found = stuck(pids)
+    place = f"{script}:{targets.line_of(script, 'lock.acquire()', 'locks')}"
+    assert (found.kind, found.rank, found.where) == ("hang", 0, place)
+    assert found.how.startswith(f"stands at {place} (locks) (no output for "), found.how
+    assert found.waiting == {1: f"waits in all_reduce at {script}:{targets.line_of(script, 'all_reduce()', 'waits')} (waits)"}
+    assert set(found.stacks) == {0, 1} and all(isinstance(stack, Stack) for stack in found.stacks.values())
+
+
+def test_an_endless_loop(tmp_path: Path) -> None:
+    with targets.ranks(tmp_path, "waits", "spins") as (pids, script):
+        found = stuck(pids)
+    assert (found.kind, found.rank) == ("hang", 1)
+    assert found.where and Path(found.where.rpartition(":")[0]) == script
+    assert found.how.startswith(f"spins at {found.where} (spins), and holds the GIL")
+
+
+@pytest.mark.parametrize(
+    "role", ["works", "uploads", *(pytest.param(role, marks=pytest.mark.slow) for role in ("computes_in_c", "writes", "compiles"))]
+)
+def test_a_rank_that_works_while_the_other_waits_is_no_hang(tmp_path: Path, role: str) -> None:
+    # An evaluation, a checkpoint, an upload, a compiler: on one rank alone, without a word, for many times the floor.
+    said: list[str] = []
+    with targets.ranks(tmp_path, role, "waits") as (pids, _):
+        assert watched(pids, 5 * FLOOR_S, said=said) is None
+    assert said == []
+
+
+def test_all_wait_in_different_places(tmp_path: Path) -> None:
+    with targets.ranks(tmp_path, "waits", "waits_elsewhere") as (pids, _):
+        found = stuck(pids)
+    assert (found.kind, found.rank, found.where) == ("uneven", None, None)
+    assert found.how.startswith("all ranks wait for each other, in different places: uneven batches, or a branch that not all of them take")
+    assert "(waits)" in found.waiting[0] and "(waits_elsewhere)" in found.waiting[1]
+
+
+def test_all_wait_in_the_same_place(tmp_path: Path) -> None:
+    with targets.ranks(tmp_path, "waits", "waits") as (pids, _):
+        found = stuck(pids)
+    assert (found.kind, found.rank) == ("hang", None)
+    assert found.how.startswith("all ranks wait for each other, in the same place: the network between them, or a device")
+
+
+def test_one_has_finished_and_the_other_waits(tmp_path: Path) -> None:
+    with targets.ranks(tmp_path, "waits") as (pids, _):
+        found = stuck({1: pids[0]}, {0: 0})
+    assert (found.kind, found.rank) == ("uneven", 0)
+    assert found.how.startswith("has finished (status 0), the others wait for it")
+    assert "waits in all_reduce" in found.waiting[1]
+
+
+def test_a_stopped_rank_is_told_and_then_found(tmp_path: Path) -> None:
+    said: list[str] = []
+    with targets.ranks(tmp_path, "works", "waits") as (pids, _):
+        targets.stopped(pids[0])
+        found = watched(pids, 20 * FLOOR_S, said=said)
+    assert found and (found.kind, found.rank) == ("stopped", 0)
+    assert found.how == f"is stopped (SIGSTOP); go on: kill -CONT {pids[0]}" and found.since_s >= scripts.STOPPED_S
+    assert said == [f"rank 0 (pid {pids[0]}) is stopped by SIGSTOP; go on: kill -CONT {pids[0]}"]
+
+
+def test_whoever_stops_all_ranks_has_a_reason(tmp_path: Path) -> None:
+    said: list[str] = []
+    with targets.ranks(tmp_path, "works", "waits") as (pids, _):
+        for pid in pids.values():
+            targets.stopped(pid)
+        assert watched(pids, 4 * FLOOR_S, said=said) is None
+        for pid in pids.values():
+            os.kill(pid, signal.SIGCONT)
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize("role", ["sleeps", "spins"])
+def test_a_single_rank_may_wait_as_long_as_it_likes(tmp_path: Path, role: str) -> None:
+    # A server, a poll, a timer: nobody can tell these from a deadlock. It is said, once, and only where nothing happens.
+    said: list[str] = []
+    with targets.ranks(tmp_path, role) as (pids, _):
+        assert watched(pids, 7 * FLOOR_S, said=said) is None
+    assert len(said) == (0 if role == "spins" else 1)
+    assert all("nobody waits for another rank, nobody does anything: rank 0 is at " in text for text in said)
+
+
+def test_a_loader_whose_worker_is_stuck(tmp_path: Path) -> None:
+    with targets.ranks(tmp_path, "loads", "waits") as (pids, script):
+        found = stuck(pids)
+        (worker,) = proc.workers(pids[0])
+        place = f"{script}:{targets.line_of(script, 'lock.acquire()', 'stuck_in_the_dataset')}"
+        assert (found.kind, found.rank, found.where) == ("hang", 0, place)
+        how = f"waits for its data-loader worker (pid {worker}), which stands at {place} (stuck_in_the_dataset)"
+        assert found.how.startswith(how)
+        # A single rank, or all of them: no other reason to wait for a worker that does nothing. But it takes longer to be sure.
+        begin = time.monotonic()
+        alone = stuck({0: pids[0]})
+        assert (alone.rank, alone.where) == (0, place) and alone.how.startswith(how)
+        assert time.monotonic() - begin > 3 * FLOOR_S
+
+
+def test_output_begins_anew(tmp_path: Path) -> None:
+    with targets.ranks(tmp_path, "locks", "waits") as (pids, _):
+        watch, end = ScriptWatch(FLOOR_S), time.monotonic() + 3 * FLOOR_S
+        while time.monotonic() < end:
+            watch.output()
+            assert watch.look(pids) is None
+            time.sleep(0.05)
+
+
+def test_a_rank_that_goes_on_in_the_middle_of_the_silence(tmp_path: Path) -> None:
+    with targets.ranks(tmp_path, "works", "waits") as (pids, _):
+        targets.stopped(pids[0])
+        watch, begin = ScriptWatch(60.0, say=[].append), time.monotonic()
+        while time.monotonic() < begin + 1.0:
+            assert watch.look(pids) is None
+            time.sleep(0.05)
+        os.kill(pids[0], signal.SIGCONT)
+        wait_until(lambda: watch.look(pids) is None and not watch._stopped, 20, "it is no longer counted as stopped")
+
+
+def test_zero_is_never(tmp_path: Path) -> None:
+    with targets.ranks(tmp_path, "locks", "waits") as (pids, _):
+        watch = ScriptWatch(0)
+        for _ in range(20):
+            assert watch.look(pids) is None
+            time.sleep(0.05)
+        assert watch._sampler is None
+
+
+def test_a_rank_that_ends_meanwhile(tmp_path: Path) -> None:
+    with targets.ranks(tmp_path, "locks", "waits") as (pids, _):
+        os.kill(pids[0], signal.SIGKILL)
+        assert watched(pids, 3 * FLOOR_S) is None
+
+
+class Clock:
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_patience_follows_the_silences_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(scripts, "time", clock)
+    watch = ScriptWatch(3.0)
+    clock.now += 40  # imports
+    watch.output()
+    assert watch.patience_s() == 3.0, "the start is no measure"
+    for gap in [0.0001] * 50 + [2.0] * 5:
+        clock.now += gap
+        watch.output()
+    assert watch.patience_s() == pytest.approx(10.0), "five times the usual; lines that come together are one"
+    for gap in [0.1] * 200:
+        clock.now += gap
+        watch.output()
+    assert watch.patience_s() == pytest.approx(10.0), "1 of 40 is usual"
+    for gap in [0.1] * 495:
+        clock.now += gap
+        watch.output()
+    assert watch.patience_s() == 3.0, "what was usual long ago is forgotten"
+
+
+def test_a_machine_that_was_asleep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(scripts, "time", clock)
+    watch = ScriptWatch(3.0)
+    clock.now += 1000  # nobody called look(): we were stopped ourselves
+    assert watch.look({0: os.getpid()}) is None
+    assert watch._sampler is None and watch._quiet_since == clock.now
+
+
+# What can not be made here: uninterruptible I/O, a GPU, other machines.
+MINE, LIBRARY = Frame("/home/me/train.py", 7, "step"), "/u/lib/python3.11/site-packages/torch"
+PROCESS = proc.Process(1, 0, "S", "python train.py", 10.0, 10.0, 1000, "futex_wait")
+
+
+def look(*frames: Frame, gpu: bool = False, holds_gil: bool = False, **facts: object) -> Look:
+    process = dataclasses.replace(PROCESS, **facts)  # type: ignore[arg-type]
+    return Look(process, Stack(1, "py-spy", (Thread("MainThread", True, False, holds_gil, frames),)), gpu)
+
+
+def judged(*pairs: tuple[Look, Look], elsewhere: bool = False) -> Finding | str:
+    samples = [Sample(float(at), {rank: pair[at] for rank, pair in enumerate(pairs)}) for at in (0, 1)]
+    return standstill.judge(samples, {}, elsewhere=elsewhere)
+
+
+def reduce(**facts: object) -> Look:
+    return look(Frame(f"{LIBRARY}/distributed/distributed_c10d.py", 3000, "all_reduce"), MINE, **facts)  # type: ignore[arg-type]
+
+
+def test_blocked_in_io() -> None:
+    blocked = look(MINE, state="D", waits_in="nfs_wait_on_request")
+    found = judged((reduce(), reduce()), (blocked, blocked))
+    assert isinstance(found, Finding) and (found.kind, found.rank, found.where) == ("blocked", 1, "/home/me/train.py:7")
+    assert found.how == "is blocked in I/O (nfs_wait_on_request) at /home/me/train.py:7 (step)"
+    moving = look(MINE, state="D", faults=5000)
+    assert isinstance(judged((reduce(), reduce()), (blocked, moving)), str), "it reads a mapped file, slowly"
+
+
+def test_backward_that_computes_is_no_waiting() -> None:
+    here = Frame(f"{LIBRARY}/autograd/graph.py", 800, "_engine_run_backward")
+    waits, computes = look(here, MINE), look(here, MINE, cpu_s=10.9)
+    assert isinstance(judged((waits, waits), (waits, computes)), str)
+    found = judged((waits, waits), (waits, waits))
+    assert isinstance(found, Finding) and found.rank is None
+
+
+def test_a_rank_that_waits_for_its_gpu_is_innocent(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("total += loss.item()\n")
+    at, lock = Frame(str(script), 1, "step"), look(MINE)
+    spinning = (look(at, gpu=True, state="R"), look(at, gpu=True, state="R", cpu_s=11.0, main_cpu_s=11.0))
+    found = judged(spinning, (lock, lock))
+    assert isinstance(found, Finding) and (found.rank, found.waiting) == (1, {0: f"waits in the GPU at {script}:1 (step)"})
+    without = tuple(dataclasses.replace(one, gpu=False) for one in spinning)
+    assert isinstance(judged((without[0], without[1]), (lock, lock)), str), "on a CPU it computes"
+
+
+def test_ranks_of_other_machines_may_be_waited_for() -> None:
+    said = judged((reduce(), reduce()), (reduce(), reduce()), elsewhere=True)
+    assert said == "all ranks here wait, for a rank of another machine perhaps: rank 0 waits in all_reduce, rank 1 waits in all_reduce"
+    assert isinstance(judged((reduce(), reduce()), (reduce(), reduce())), Finding)
+    lock = look(MINE)
+    found = judged((reduce(), reduce()), (lock, lock), elsewhere=True)
+    assert isinstance(found, Finding) and found.rank == 1, "who is stuck here is found here"
+
+
+def test_without_stacks_nothing_is_said() -> None:
+    blind = Look(PROCESS, "process 1 may not be looked into", False)
+    assert judged((reduce(), reduce()), (blind, blind)) == "no stack of rank 1: process 1 may not be looked into"
+    said: list[str] = []
+    watch = ScriptWatch(1.0, say=said.append)
+    watch._verdict = (watch._samples, "no stack of rank 1: process 1 may not be looked into")
+    for _ in range(3):
+        assert watch._told(2.0, 1.0, False) is None
+    assert said == ["no hang can be found: no stack of rank 1: process 1 may not be looked into"]
+
+
+def test_rates_of_a_course() -> None:
+    first, last = look(MINE), look(MINE, cpu_s=10.5, io_bytes=5000, faults=10)
+    child = dataclasses.replace(PROCESS, pid=2, cpu_s=1.0)
+    first = dataclasses.replace(first, children={2: child}, sockets={7: 100, 8: 5})
+    last = dataclasses.replace(last, children={2: dataclasses.replace(child, cpu_s=1.4)}, sockets={7: 1100, 9: 50})
+    course = Course(0, (first, last), 2.0)
+    assert (course.own_cpu, course.childrens_cpu) == (pytest.approx(0.25), pytest.approx(0.2))
+    assert course.bytes_moved == (4000 + 1000 + 50) / 2 and course.faults == 5
+    assert course.children_work and not course.idle and course.same_place
+    assert sampling.courses([]) == {}

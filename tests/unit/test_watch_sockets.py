@@ -1,0 +1,52 @@
+"""Bytes of real TCP connections, from the kernel's books."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from training.watch import sockets
+
+
+def exchange(family: socket.AddressFamily, host: str) -> None:
+    me = [os.getpid()]
+    with socket.socket(family) as server:
+        server.bind((host, 0))
+        server.listen()
+        with socket.create_connection(server.getsockname()[:2]) as client, server.accept()[0] as other:
+            before = sockets.moved(me)
+            client.sendall(bytes(300_000))
+            left = 300_000
+            while left:
+                left -= len(other.recv(65536))
+            after = sockets.moved(me)
+            inode = os.fstat(client.fileno()).st_ino
+            arrived = os.fstat(other.fileno()).st_ino
+    assert after[arrived] - before[arrived] == 300_000
+    assert 0 < after[inode] - before[inode] <= 300_001, "what the other side has acknowledged"
+
+
+def test_ipv4() -> None:
+    exchange(socket.AF_INET, "127.0.0.1")
+
+
+def test_ipv6() -> None:
+    try:
+        socket.socket(socket.AF_INET6).bind(("::1", 0))
+    except OSError:
+        pytest.skip("no IPv6 here")
+    exchange(socket.AF_INET6, "::1")
+
+
+def test_other_peoples_connections_are_not_ours() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert os.fstat(server.fileno()).st_ino not in sockets.moved([1 << 22])
+    assert sockets.moved([]) == {}
+
+
+def test_a_kernel_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)):
+        monkeypatch.setattr(sockets, "_SOCK_DIAG", 31)  # no such protocol
+        assert sockets.moved([os.getpid()]) == {}

@@ -1,0 +1,272 @@
+"""Stacks of real processes: blocked, spinning, stopped, holding the interpreter lock in C, forked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import wait_until
+from tests.unit import targets
+from training.watch import proc, stacks
+from training.watch.stacks import Frame, Stack, Thread
+
+
+def taken(pid: int) -> Stack:
+    answer = stacks.dump([pid])[pid]
+    assert isinstance(answer, Stack), answer
+    return answer
+
+
+def at(thread: Thread | None) -> str:
+    assert thread
+    frame = stacks.own(thread.frames)
+    assert frame
+    return f"{Path(frame.file).name}:{frame.line} ({frame.function})"
+
+
+def test_a_lock(tmp_path: Path) -> None:
+    with targets.running(tmp_path, targets.LOCK) as (pid, script, _):
+        targets.asleep(pid, "futex")
+        stack = taken(pid)
+    line = targets.line_of(script, "lock.acquire()")
+    assert (stack.pid, stack.source) == (pid, "py-spy")
+    main = stack.main
+    assert main and main.name == "MainThread" and not main.active and not main.holds_gil
+    assert str(main.frames[0]) == f"{script}:{line} (takes_it_twice)"
+    helper = next(thread for thread in stack.threads if thread.name == "helper")
+    assert not helper.main and Path(helper.frames[0].file).name == "threading.py"
+    assert at(helper) == f"target.py:{targets.line_of(script, 'Event().wait')} (helper)"
+    text = stack.text().splitlines()
+    assert text[:3] == [f"pid {pid} (py-spy)", "Thread MainThread [main]", f"    {script}:{line} (takes_it_twice)"]
+
+
+def test_an_endless_loop(tmp_path: Path) -> None:
+    with targets.running(tmp_path, targets.SPIN) as (pid, _, _):
+        stack = taken(pid)
+        wait_until(lambda: taken(pid).gil_holder, 20, "seen on the CPU")
+    assert stack.main and stack.main.frames[0].name == "turns"
+
+
+def test_a_stopped_process_is_looked_into_and_stays_stopped(tmp_path: Path) -> None:
+    with targets.running(tmp_path, targets.LOCK) as (pid, _, _):
+        targets.asleep(pid, "futex")
+        targets.stopped(pid)
+        assert at(taken(pid).main).endswith("(takes_it_twice)")
+        now = proc.look(pid)
+    assert now and now.state == "T"
+
+
+def test_the_interpreter_lock_held_in_c(tmp_path: Path) -> None:
+    with targets.running(tmp_path, targets.GIL) as (pid, script, _):
+        targets.asleep(pid, "nanosleep")
+        stack = taken(pid)
+    assert stack.main and stack.main.holds_gil and stack.gil_holder == stack.main
+    assert at(stack.main) == f"target.py:{targets.line_of(script, 'sleep(1000)')} (holds)"
+
+
+def test_a_forked_child_and_its_parent_at_once(tmp_path: Path) -> None:
+    with targets.running(tmp_path, targets.FORK) as (pid, _, said):
+        child = int(said[1])
+        targets.asleep(pid)
+        targets.asleep(child)
+        found = stacks.dump([pid, child, pid])
+    assert set(found) == {pid, child}
+    parents, childs = found[pid], found[child]
+    assert isinstance(parents, Stack) and isinstance(childs, Stack)
+    assert parents.main and parents.main.frames[0].function == "<module>"
+    assert childs.main and childs.main.frames[0].function == "child"
+
+
+def test_a_process_is_not_disturbed(tmp_path: Path) -> None:
+    # A signal, or a stop as a debugger does it, would interrupt the sleep: it would come back early, and say so.
+    program = "import select\nprint('ready', flush=True)\nselect.select([], [], [], 1000)\nprint('woken')\n"
+    with targets.running(tmp_path, program) as (pid, _, _):
+        targets.asleep(pid)
+        before = Path(f"/proc/{pid}/status").read_text()
+        for _ in range(20):
+            taken(pid)
+        after = Path(f"/proc/{pid}/status").read_text()
+    switches = [next(line for line in text.splitlines() if line.startswith("voluntary")) for text in (before, after)]
+    assert switches[0] == switches[1]
+
+
+def test_why_there_is_none(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    wait_until(lambda: (now := proc.look(ended.pid)) and now.state == "Z", 20, "it has ended")
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        found = stacks.dump([ended.pid, other.pid])
+        other.kill()
+    ended.wait()
+    assert found == {ended.pid: f"process {ended.pid} has ended", other.pid: f"process {other.pid} is not Python"}
+    assert stacks.dump([ended.pid]) == {ended.pid: f"process {ended.pid} has ended"}
+    assert stacks.dump([]) == {}
+
+
+def test_no_permission(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become somebody else")
+    # py-spy as somebody else: it is handed over as a descriptor, since he may not enter our folders.
+    handle = os.open(stacks._program() or "", os.O_RDONLY)
+    done = subprocess.run(
+        [f"/proc/self/fd/{handle}", "dump", "--json", "--nonblocking", "--pid", str(os.getpid())],
+        user=65534, pass_fds=[handle], cwd="/", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    os.close(handle)
+    assert done.returncode != 0
+    assert stacks._reason(os.getpid(), done.stderr) == (
+        f"process {os.getpid()} may not be looked into: run this as its user or as root, and see /proc/sys/kernel/yama/ptrace_scope"
+        " (0: allowed; in a container: --cap-add=SYS_PTRACE)"
+    )
+
+
+def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, shell: str) -> None:
+    program = folder / "py-spy"
+    program.write_text(f"#!/bin/sh\n{shell}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(stacks, "_program", lambda: str(program))
+
+
+def test_without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "_program", lambda: None)
+    assert stacks.dump([1]) == {1: "py-spy is not installed beside this Python, so there are no stacks: python -m pip install py-spy"}
+
+
+def test_a_torn_read_is_tried_again_and_at_last_with_the_process_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path, monkeypatch, f'echo "$@" >>"{tmp_path}/calls"; echo "Error: Failed to copy memory" >&2; exit 1')
+    me = os.getpid()
+    assert stacks.dump([me]) == {me: f"process {me}: py-spy said: Error: Failed to copy memory"}
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls == [f"dump --json --nonblocking --pid {me}"] * 2 + [f"dump --json --pid {me}"]
+
+
+def test_a_py_spy_that_does_not_answer_is_ended_and_a_stop_it_made_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path, monkeypatch, 'case "$*" in *nonblocking*) exit 1;; esac; kill -STOP "${4}"; exec sleep 1000')
+    with targets.running(tmp_path, targets.LOCK) as (pid, _, _):
+        targets.asleep(pid, "futex")
+        begin = time.monotonic()
+        assert stacks.dump([pid], 1.0) == {pid: f"process {pid}: py-spy did not answer in time"}
+        assert time.monotonic() - begin < 5
+        targets.asleep(pid, "futex")
+
+
+def test_faulthandlers_last_dump(tmp_path: Path) -> None:
+    file = tmp_path / "rank0.stacks"
+    program = f"import faulthandler, signal\nfaulthandler.register(signal.SIGUSR2, file=open({str(file)!r}, 'w'), all_threads=True)\n"
+    program += targets.LOCK + "\n"
+    program = program.replace("lock.acquire()\n    print", "lock.acquire()\n    other()\n    print")
+    program = program.replace("def takes", "def other():\n    signal.raise_signal(signal.SIGUSR2)\n\ndef takes")
+    with targets.running(tmp_path, program) as (pid, script, _):
+        first = file.read_text()
+        targets.asleep(pid, "futex")
+        os.kill(pid, signal.SIGUSR2)
+        wait_until(lambda: file.read_text() != first and file.read_text().endswith("<module>\n"), 20, "the second dump")
+        stack = stacks.from_faulthandler(file)
+        assert stack and stack.source == "faulthandler" and len(stack.threads) == 2
+        assert at(stack.main) == f"target.py:{targets.line_of(script, 'lock.acquire()')} (takes_it_twice)"
+        file.write_text(first)
+        assert at((stacks.from_faulthandler(file) or stack).main).endswith("(other)")
+    assert stacks.from_faulthandler(tmp_path / "none") is None
+    file.write_text("")
+    assert stacks.from_faulthandler(file) is None
+
+
+def test_a_thread_that_came_between_two_dumps_belongs_to_the_second(tmp_path: Path) -> None:
+    file = tmp_path / "rank0.stacks"
+    dumps = 'Current thread 0x1 (most recent call first):\n  File "a.py", line 1 in f\n'
+    dumps += 'Thread 0x2 [worker] (most recent call first):\n  File "b.py", line 2 in g\n\n'
+    dumps += 'Current thread 0x1 [main] (most recent call first):\n  File "c.py", line 3 in h\n'
+    file.write_text(dumps)
+    stack = stacks.from_faulthandler(file)
+    assert stack and [(t.name, t.main, [str(f) for f in t.frames]) for t in stack.threads] == [
+        ("worker", False, ["b.py:2 (g)"]),
+        ("MainThread", True, ["c.py:3 (h)"]),
+    ]
+
+
+ENV = "/u/.venv/lib/python3.11/site-packages"
+
+
+def thread(*frames: tuple[str, str]) -> Thread:
+    return Thread("MainThread", True, False, False, tuple(Frame(file, 1, function) for file, function in frames))
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        f"{ENV}/torch/nn/modules/module.py",
+        "/usr/lib/python3/dist-packages/numpy/core.py",
+        "/usr/lib/python3.12/threading.py",
+        "<frozen importlib._bootstrap>",
+        "<string>",
+        "/home/me/pytorch/torch/nn/modules/linear.py",
+        "/home/me/pytorch/torch/functional.py",
+        str(Path(stacks.__file__).parents[1] / "distributed.py"),
+        str(Path(stacks.__file__).parents[2] / "lib/run_script.py"),
+    ],
+)
+def test_the_users_own_line(file: str) -> None:
+    mine = Frame("/home/me/torch experiments/train.py", 7, "step")
+    assert stacks.own([Frame(file, 1, "f"), mine, Frame("/home/me/main.py", 9, "<module>")]) == mine
+    assert stacks.own([Frame(file, 1, "f")]) == Frame(file, 1, "f")
+    assert stacks.own([]) is None
+
+
+C10D, DDP = f"{ENV}/torch/distributed/distributed_c10d.py", f"{ENV}/torch/nn/parallel/distributed.py"
+WRAPPER = (f"{ENV}/torch/distributed/c10d_logger.py", "_exception_logger.<locals>.wrapper")
+MINE = ("/home/me/train.py", "main")
+
+
+@pytest.mark.parametrize(
+    ("frames", "name"),
+    [
+        # As read from real ranks with torch 2.13; under faulthandler the functions come without their class.
+        ([(C10D, "all_reduce"), WRAPPER, MINE], "all_reduce"),
+        ([(C10D, "all_gather"), WRAPPER, (C10D, "all_gather_object"), WRAPPER, MINE], "all_gather_object"),
+        (
+            [(f"{ENV}/torch/distributed/rendezvous.py", "_create_c10d_store"), (C10D, "init_process_group"), WRAPPER, MINE],
+            "init_process_group",
+        ),
+        (
+            [
+                (f"{ENV}/torch/distributed/utils.py", "_verify_param_shape_across_processes"),
+                (DDP, "DistributedDataParallel.__init__"),
+                MINE,
+            ],
+            "DistributedDataParallel.__init__",
+        ),
+        ([(DDP, "_pre_forward"), (DDP, "forward"), MINE], "DistributedDataParallel.forward"),
+        ([(f"{ENV}/torch/autograd/graph.py", "_engine_run_backward"), (f"{ENV}/torch/_tensor.py", "Tensor.backward"), MINE], "backward"),
+        ([(str(Path(stacks.__file__).parents[1] / "distributed.py"), "barrier"), MINE], "barrier"),
+        # The model's own forward below DDP's, a hook below backward, a checkpoint's file: not waiting for anybody.
+        ([MINE, (DDP, "DistributedDataParallel.forward"), MINE], None),
+        ([(DDP, "DistributedDataParallel._run_ddp_forward"), MINE], None),
+        ([("/home/me/hooks.py", "hook"), (f"{ENV}/torch/autograd/graph.py", "_engine_run_backward"), MINE], None),
+        ([(f"{ENV}/torch/distributed/checkpoint/filesystem.py", "write"), MINE], None),
+        ([MINE], None),
+        ([], None),
+    ],
+)
+def test_what_waits_for_other_ranks(frames: list[tuple[str, str]], name: str | None) -> None:
+    assert stacks.in_collective(thread(*frames)) == name
+
+
+def test_a_wait_without_a_frame_of_its_own(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("work.wait()\nos.wait()\nlock.acquire()\n")
+    found = [stacks.in_collective(Thread("", True, False, False, (Frame(str(script), line, "f"),))) for line in (1, 2, 3, 4)]
+    assert found == ["wait", None, None, None]
+
+
+def test_waiting_for_a_worker() -> None:
+    loader = f"{ENV}/torch/utils/data/dataloader.py"
+    poll = ("/usr/lib/python3.11/multiprocessing/connection.py", "wait")
+    assert stacks.waits_for_worker(thread(poll, (loader, "_MultiProcessingDataLoaderIter._try_get_data"), MINE))
+    assert stacks.waits_for_worker(thread(poll, (loader, "_shutdown_workers"), MINE))
+    assert not stacks.waits_for_worker(thread(MINE, (loader, "_SingleProcessDataLoaderIter._next_data"), MINE))
+    assert not stacks.waits_for_worker(thread(MINE))

@@ -1,0 +1,135 @@
+"""Ranks that go on, with wrong data or without what they need."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+from training.faults.table import BUILDING, CREATING, MAIN, SAVING, Here, fault
+
+# ---- the rank goes on, with wrong data
+
+
+@fault()
+def nan(here: Here) -> None:
+    """the loss of its next micro-batch is NaN"""
+    import torch
+    from torch.nn.modules.module import register_module_forward_hook
+
+    def no_number(module: Any, inputs: Any, output: Any) -> Any:
+        if not isinstance(output, torch.Tensor) or output.dim():
+            return None
+        handle.remove()
+        return output * float("nan")
+
+    handle = register_module_forward_hook(no_number)
+
+
+@fault("fetch")
+def empty(here: Here) -> None:
+    """its next micro-batch has no sequences"""
+    from training.data import loader
+
+    whole = loader.pair
+
+    def nothing(rows: Any) -> Any:
+        loader.pair = whole
+        return whole(rows[:0])
+
+    loader.pair = nothing
+
+
+@fault(CREATING)
+def no_data(here: Here) -> None:
+    """its dataset has no sequences at all"""
+    from training.data.loader import TokenDataset
+
+    TokenDataset.__len__ = lambda self: 0  # type: ignore[method-assign]
+
+
+# ---- resources
+
+
+@fault(seconds=8.0)
+def slow(here: Here) -> None:
+    """pauses for `seconds`, then goes on: no failure"""
+    time.sleep(here.seconds)
+
+
+@fault(BUILDING, ranks=MAIN, seconds=8.0)
+def slow_disk(here: Here) -> None:
+    """from now on every fsync takes `seconds` longer: no failure"""
+    real = os.fsync
+
+    def slow_fsync(file: Any) -> None:
+        time.sleep(here.seconds)
+        real(file)
+
+    os.fsync = slow_fsync  # type: ignore[assignment]
+
+
+@fault(SAVING, ranks=MAIN, tells=False)
+def enospc(here: Here) -> None:
+    """the disk is full for the next checkpoint"""
+    from training.engine import checkpoint
+
+    real = checkpoint._Hashed.write
+
+    def full(self: Any, data: Any) -> int:
+        checkpoint._Hashed.write = real  # type: ignore[method-assign]
+        here.tell()
+        self.failed = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise self.failed
+
+    checkpoint._Hashed.write = full  # type: ignore[method-assign]
+
+
+@fault(SAVING, ranks=MAIN, tells=False)
+def corrupt(here: Here) -> None:
+    """one bit of the next checkpoint flips after it was saved"""
+    from training.engine import checkpoint
+
+    real = checkpoint.save
+
+    def save(*args: Any, **kwargs: Any) -> Path:
+        checkpoint.save = real
+        folder = real(*args, **kwargs)
+        with (folder / "state.pt").open("r+b") as file:
+            file.seek(os.fstat(file.fileno()).st_size // 2)
+            byte = file.read(1)[0]
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte ^ 1]))
+        here.tell()
+        return folder
+
+    checkpoint.save = save
+
+
+@fault(CREATING)
+def files(here: Here) -> None:
+    """all file descriptors are in use, as after a leak: nothing can be opened any more"""
+    last = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    with contextlib.suppress(OSError):
+        while True:
+            os.open(os.devnull, os.O_RDONLY)
+
+
+@fault(BUILDING, ranks=MAIN, tells=False, seconds=3600.0)
+def wandb_hang(here: Here) -> None:
+    """starting W&B takes `seconds` (an hour): its thread only, no failure"""
+    import wandb
+
+    real = wandb.init
+
+    def init(*args: Any, **kwargs: Any) -> Any:
+        here.tell()
+        time.sleep(here.seconds)
+        return real(*args, **kwargs)
+
+    wandb.init = init

@@ -1,0 +1,242 @@
+"""`--inject=FAULT@key=value,…[;FAULT@…]`: a fault that happens on purpose, so that diagnosis and recovery are proven on the real
+thing. Read and checked before anything starts; without it nothing of this is ever imported by a rank.
+
+    --inject=kill@rank=1,step=5                               SIGKILL to rank 1 when it begins the forward pass of step 5
+    --inject='stop@rank=0,phase=epoch 2: creating'            SIGSTOP when rank 0 creates its data iterator of epoch 2
+    --inject='corrupt@step=10;kill@rank=1,step=13,attempt=any'
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import shlex
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from training import console, faults, heartbeat, rundir
+from training.config.flags import suggest
+from training.errors import Problem
+
+LIST = "list"
+ATTEMPT = "DUET_ATTEMPT"  # which start of the run this is, set by the supervisor
+ALWAYS = "any"
+STEP = 5  # where nothing says when
+# Key → (what it means, smallest whole number; None: text or a fraction).
+KEYS: dict[str, tuple[str, int | None]] = {
+    "rank": ("which rank (1; 0 with a single rank, and for what only rank 0 does)", 0),
+    "step": ("at this optimizer step", 1),
+    "epoch": ("in this epoch", 1),
+    "phase": ("in a phase with this text in its name, as the monitor shows it", None),
+    "call": ("at the n-th time that all of this is so (1)", 1),
+    "attempt": ("at this start of the run (1), or any: a restart is spared unless it is asked for", 1),
+    "worker": ("which data-loader worker of the rank (0)", 0),
+    "seconds": ("how long", None),
+    "code": ("exit status", 0),
+    "above": ("only while device_batch_size is over this", 0),
+}
+EXAMPLE = "--inject=kill@rank=1,step=5"
+COMMON, WORKERS = ("rank", "step", "epoch", "phase", "call", "attempt"), ("rank", "epoch", "worker", "call", "attempt")
+
+
+@dataclass(frozen=True, eq=False)
+class Spec:
+    """One fault that is asked for. None: any."""
+
+    text: str
+    fault: faults.Fault
+    rank: int
+    step: int | None
+    epoch: int | None
+    phase: str
+    call: int
+    attempt: int | None
+    worker: int
+    seconds: float
+    code: int
+    above: int
+
+    def now(self, phase: str, epoch: int, step: int) -> bool:
+        return self.step in (None, step) and self.epoch in (None, epoch) and self.phase in phase
+
+
+def overview() -> str:
+    """`--inject=list`."""
+    lines = ["--inject=FAULT@key=value,…   several separated by ;", "", "Faults (with keys of their own and default):", faults.table()]
+    lines += ["", "Keys:", *(f"  {name:<9}{text}" for name, (text, _) in KEYS.items())]
+    return "\n".join([*lines, "", f"Without step, epoch and phase it happens in step {STEP}."])
+
+
+def check(text: str, origin: str, ranks: int, workers: int) -> list[Problem]:
+    """All that is wrong with it, for the configuration of this run."""
+    if text == LIST:
+        return []
+    specs, problems = parse(text, ranks)
+    wrong = [(what, allowed, fixes) for what, allowed, fixes in problems]
+    for spec in specs:
+        if spec.rank >= ranks:
+            wrong.append((f"rank {spec.rank} of {spec.text!r} is not there", f"0 to {ranks - 1}", []))
+        elif spec.fault.ranks == faults.MAIN and spec.rank:
+            wrong.append((f"{spec.fault.name} can not happen on rank {spec.rank}: rank 0 alone does that", "rank=0", []))
+        if spec.fault.worker and spec.worker >= workers:
+            what = f"{spec.fault.name} needs data-loader worker {spec.worker}, but num_workers is {workers}"
+            wrong.append((what, "", [f"--num_workers={spec.worker + 1}"]))
+    return [Problem(f"inject: {what} ({origin})", allowed, fixes) for what, allowed, fixes in wrong]
+
+
+def parse(text: str, ranks: int) -> tuple[list[Spec], list[tuple[str, str, list[str]]]]:
+    """(faults that are right, (what is wrong, what is allowed, what to try)…)."""
+    specs: list[Spec] = []
+    wrong: list[tuple[str, str, list[str]]] = []
+    for one in filter(None, (part.strip() for part in text.split(";"))):
+        name, _, rest = one.partition("@")
+        fault = faults.TABLE.get(name)
+        if fault is None:
+            near = suggest(name, list(faults.TABLE))
+            fixes = [f"--inject={shlex.quote(one.replace(name, n, 1))}" for n in near] or [f"--inject={LIST} shows them all"]
+            wrong.append((f"{name!r} is no fault", "", fixes))
+            continue
+        values, bad = _values(fault, rest)
+        wrong += bad
+        if not bad:
+            specs.append(_spec(one, fault, values, ranks))
+    if not specs and not wrong:
+        wrong.append(("nothing is asked for", "FAULT@key=value,…", [EXAMPLE]))
+    return specs, wrong
+
+
+def _spec(text: str, fault: faults.Fault, values: dict[str, Any], ranks: int) -> Spec:
+    step, epoch, phase = values.get("step"), values.get("epoch"), values.get("phase")
+    if not fault.worker and step is None and epoch is None and phase is None and fault.phase in heartbeat.STEP_PHASES:
+        step = STEP
+    if epoch is not None and step is None and phase is None and fault.phase in heartbeat.STEP_PHASES:
+        phase = faults.CREATING
+    return Spec(
+        text=text,
+        fault=fault,
+        rank=values.get("rank", 0 if fault.ranks == faults.MAIN or ranks == 1 else 1),
+        step=step,
+        epoch=epoch,
+        phase=fault.phase if phase is None else phase,
+        call=values.get("call", 1),
+        attempt=values.get("attempt", 1),
+        worker=values.get("worker", 0),
+        **{"seconds": 0.0, "code": 0, "above": 0, **fault.keys, **{k: v for k, v in values.items() if k in fault.keys}},
+    )
+
+
+def _values(fault: faults.Fault, text: str) -> tuple[dict[str, Any], list[tuple[str, str, list[str]]]]:
+    allowed = [*(WORKERS if fault.worker else COMMON), *fault.keys]
+    values: dict[str, Any] = {}
+    wrong: list[tuple[str, str, list[str]]] = []
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, raw = pair.partition("=")
+        if not equals:
+            wrong.append((f"{pair!r} of {fault.name} has no value", f"{key}=…" if key in allowed else ", ".join(allowed), []))
+        elif key not in allowed:
+            fixes = [f"{near}={raw}" for near in suggest(key, allowed)]
+            wrong.append((f"{key!r} is no key of {fault.name}", ", ".join(allowed), fixes))
+        elif key in values:
+            wrong.append((f"{key} of {fault.name} is given twice", "once", []))
+        else:
+            values[key], expected = _value(key, raw)
+            if expected:
+                wrong.append((f"{key} of {fault.name} is {raw!r}", expected, []))
+    return values, wrong
+
+
+def _value(key: str, raw: str) -> tuple[Any, str]:
+    """(typed value, nothing) or (None, what would be right)."""
+    if key == "phase":
+        return raw, "" if raw else "a part of a phase's name, such as 'barrier'"
+    if key == "attempt" and raw == ALWAYS:
+        return None, ""
+    low = KEYS[key][1]
+    try:
+        value: float = float(raw) if low is None else int(raw)
+    except ValueError:
+        value = math.nan
+    if low is None:
+        return value, "" if 0 < value < math.inf else "seconds, over 0"
+    if value >= low and (key != "code" or value < 256):
+        return value, ""
+    return None, f"a whole number from {low}" + {"code": " to 255", "attempt": f", or {ALWAYS}"}.get(key, "")
+
+
+# ---- in the rank
+
+
+def arm(plan: Mapping[str, Any], run: rundir.RunDir, rank: int, environ: Mapping[str, str]) -> None:
+    """Called when the rank's heartbeat has begun: it is replaced by one that lets the faults of this rank and this start happen."""
+    attempt = int(environ.get(ATTEMPT, 1))
+    specs = [s for s in parse(plan["config"].get("inject", ""), plan["ranks"])[0] if s.rank == rank and s.attempt in (None, attempt)]
+    if specs:
+        heartbeat.current = Armed(run, rank, plan, specs)
+
+
+class Armed(heartbeat.Heartbeat):
+    """The heartbeat of a rank that faults wait for: they happen right after a phase was published."""
+
+    def __init__(self, run: rundir.RunDir, rank: int, plan: Mapping[str, Any], specs: list[Spec]) -> None:
+        super().__init__(run.heartbeat(rank), rank)
+        self._run, self._plan, self._seen = run, plan, dict.fromkeys(specs, 0)
+        # Seen by data-loader workers too, which were forked earlier: the epoch.
+        self._shared = mmap.mmap(-1, 8)
+        self._workers = [s for s in specs if s.fault.worker]
+        self._waiting = [s for s in specs if not s.fault.worker]
+
+    def beat(self, phase: str) -> None:
+        super().beat(phase)
+        struct.pack_into("q", self._shared, 0, self.epoch)
+        if self._workers and faults.CREATING in phase:
+            self._arm_workers()
+        for spec in list(self._waiting):
+            if spec.now(phase, self.epoch, self.step):
+                self._seen[spec] += 1
+                if self._seen[spec] == spec.call:
+                    self._waiting.remove(spec)
+                    self._happen(spec)
+        if phase == heartbeat.FINISHED:
+            for spec in self._waiting:
+                text = f"inject: {spec.text} did not happen: nothing like it came on rank {self.rank}"
+                console.warning(text)
+                self._run.event("warning", text=text)
+
+    def _happen(self, spec: Spec) -> None:
+        size = self._plan["config"].get("device_batch_size")
+        size = size if isinstance(size, int) else 0
+        if spec.above and size <= spec.above:
+            return
+
+        def tell() -> None:
+            self._run.event("injected", fault=spec.fault.name, rank=self.rank, text=spec.text, pid=os.getpid())
+
+        device = self._plan["device"]["value"]
+        here = faults.Here(self._run.ranks, self.rank, device, size, spec.seconds, spec.code, spec.above, tell)
+        if spec.fault.tells:
+            tell()
+        spec.fault.act(here)
+
+    def _arm_workers(self) -> None:
+        """Just before workers are started. What they call is the dataset; in the rank itself it stays as it was."""
+        from torch.utils.data import get_worker_info
+
+        from training.data.loader import TokenDataset
+
+        specs, self._workers = self._workers, []
+        real = TokenDataset.rows
+
+        def rows(dataset: Any, indices: Any) -> Any:
+            worker = get_worker_info()
+            (epoch,) = struct.unpack_from("q", self._shared)
+            for spec in specs if worker is not None else ():
+                if worker is not None and worker.id == spec.worker and spec.epoch in (None, epoch):
+                    self._seen[spec] += 1
+                    if self._seen[spec] == spec.call:
+                        self._happen(spec)
+            return real(dataset, indices)
+
+        TokenDataset.rows = rows  # type: ignore

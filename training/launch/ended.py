@@ -1,0 +1,17 @@
+"""How a process ended, for people."""
+
+from __future__ import annotations
+
+import signal
+
+
+def how(status: int) -> str:
+    """`status` as in Popen.returncode: negative for a signal."""
+    if status < 0:
+        try:
+            return f"killed by {signal.Signals(-status).name}"
+        except ValueError:
+            return f"killed by signal {-status}"
+    if status == 0:
+        return "left with status 0 in the middle of the training"
+    return f"left with status {status}"

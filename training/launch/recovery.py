@@ -1,0 +1,168 @@
+"""After a failure: what helps (training.launch.remedy) is done, said and noted; the ranks start from the last verified checkpoint."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from training import console, heartbeat, rundir
+from training.engine import manifest
+from training.errors import Exit
+from training.inject import ATTEMPT
+from training.launch.attempt import Outcome
+from training.launch.remedy import CURES, Failure, GiveUp, Restart, changed_plan, remedy
+
+POLL_S = 0.1
+SHOWN = 3  # failures in the last line
+
+
+class Recovery:
+    """Of one launch."""
+
+    def __init__(self, run: rundir.RunDir, plan: dict[str, Any]) -> None:
+        self.run, self.plan = run, plan
+        self.restarts: list[dict[str, Any]] = []  # as in events.jsonl
+        self.stopped: Exit | None = None  # asked to stop between two attempts
+        self._failures: list[Failure] = []
+        self._failed_at = 0.0
+        self._waits = False  # for the first step after a restart
+        self._attempt = 1
+        os.environ[ATTEMPT] = "1"
+
+    def again(self, record: dict[str, Any], outcome: Outcome) -> bool:
+        """On one machine: shall the ranks be started again? Then the plan (in place, and its file) is the one to start with."""
+        chosen = self.choose(record, outcome)
+        if chosen is not None:
+            self.begin(chosen)
+        return chosen is not None
+
+    def choose(self, record: dict[str, Any], outcome: Outcome) -> Restart | None:
+        """What is done about a failure, said; None: that was the end (`stopped`: since somebody has asked to stop)."""
+        beats = heartbeat.read_all(self.run.heartbeats)
+        self._failed_at = max((b.wall_time for b in beats), default=record["time"])
+        failure = self._failure(record)
+        chosen = remedy(failure, self.plan, self._failures) if outcome.asked == Exit.DONE else GiveUp("")
+        if isinstance(chosen, Restart) and failure.saved and (apart := self._nodes_apart()):
+            chosen = GiveUp(f"{apart} can not see the checkpoints: several machines start again on a common disk only")
+        if isinstance(chosen, GiveUp):
+            if chosen.reason:
+                text = f"{'given up' if self._failures else 'not restarted'}: {chosen.reason}"
+                console.error(text)
+                self.run.event("given_up", text=text)
+            return None
+        self._failures.append(replace(failure, changed=bool(chosen.changes)))
+        self._say(failure, chosen)
+        if number := _pause(chosen.pause_s):
+            self.run.failure.unlink(missing_ok=True)  # it is not why the run ended
+            self.stopped = Exit.INTERRUPTED if number == signal.SIGINT else Exit.PREEMPTED
+            console.warning(f"stopped before the restart; step {failure.saved} is saved (exit {int(self.stopped)})")
+            return None
+        return chosen
+
+    def _nodes_apart(self) -> str:
+        """Other machines that have not left their plan beside ours, since their disk is another one."""
+        plans = {n: rundir.read_json(rundir.RunDir(self.run.path, n).own_plan) for n in range(1, self.plan["place"]["nnodes"])}
+        return ", ".join(f"node {n}" for n, plan in plans.items() if (plan or {}).get("launch") != self.plan["launch"])
+
+    def begin(self, chosen: Restart) -> None:
+        changes = {name: [self.plan["config"][name], value] for name, value in chosen.changes.items()}
+        self._change(chosen.changes, chosen.why)
+        self._note(self._failures[-1], changes)
+
+    def follow(self, order: dict[str, Any]) -> None:
+        """On another machine than node 0: what that has decided. It comes from a network, so only what may change is changed."""
+        self._change({name: order["changes"][name] for name in CURES if name in order["changes"]}, str(order["why"]))
+        console.warning("restarting with the other machines from the last checkpoint")
+
+    def _change(self, changes: dict[str, Any], why: str) -> None:
+        """The plan of this machine, in place and in its files, becomes that of the next attempt."""
+        self._attempt += 1
+        os.environ[ATTEMPT] = str(self._attempt)
+        self.run.failure.unlink(missing_ok=True)
+        if changes:
+            self.plan.update(changed_plan(self.plan, changes, why))
+            seen = rundir.read_json(self.run.plan) or self.plan  # that of node 0, where all machines have the same disk
+            for path in {self.run.own_plan, self.run.plan} if seen["place"] == self.plan["place"] else {self.run.own_plan}:
+                rundir.write_json(path, self.plan)
+
+    def _failure(self, record: dict[str, Any]) -> Failure:
+        saved = int((manifest.newest(self.run.checkpoints) or {"step": 0})["step"])
+        return Failure(
+            record["cause"],
+            record["kind"],
+            record["rank"],
+            record["status"],
+            max(record["step"], saved),  # a rank that had not begun a step stands at the checkpoint
+            saved,
+            record["phase"] or "",
+            record["summary"],
+        )
+
+    def _say(self, failure: Failure, chosen: Restart) -> None:
+        count = f" ({chosen.number} of {self.plan['retries']['value']})" if chosen.number else ""
+        origin = f"step {failure.saved}" if failure.saved else "the beginning"
+        text = f"restarting{count} from {origin}: {_steps(failure.lost)} lost"
+        pause = f"in {chosen.pause_s:g} s" if chosen.pause_s else ""
+        console.warning("; ".join(filter(None, (text, chosen.says, pause))))
+
+    def _note(self, failure: Failure, changes: dict[str, list[Any]]) -> None:
+        changed = [f"{name} {before} → {after}" for name, (before, after) in changes.items()]
+        facts = {
+            "attempt": self._attempt,
+            "cause": failure.cause,
+            "kind": failure.kind,
+            "rank": failure.rank,
+            "step": failure.step,
+            "resumes_at": failure.saved,
+            "steps_lost": failure.lost,
+            "seconds_lost": time.time() - self._failed_at,
+            "changes": changes,
+            "text": ", ".join([f"{failure}: started again from step {failure.saved}", *changed]),
+        }
+        self.run.event("restart", **facts)
+        self.restarts.append(facts)
+        self._waits = True
+
+    def look(self) -> None:
+        """Called now and then while ranks run: notes when they train again after a restart."""
+        beat = heartbeat.read(self.run.heartbeat(0)) if self._waits else None
+        if beat is None or not beat.first_step or (beat.step == beat.first_step and beat.phase in heartbeat.STEP_PHASES):
+            return
+        self._waits = False
+        seconds = beat.wall_time - self._failed_at
+        console.info(f"training again, {seconds:.1f} s after the failure")
+        self.run.event("recovered", attempt=self._attempt, step=beat.first_step, seconds=seconds)
+
+    def finish(self) -> str:
+        """After the last attempt: what the end of the run says of restarts, and summary.json keeps; '' without any."""
+        self.look()
+        if not self.restarts:
+            return ""
+        if known := rundir.read_json(self.run.summary):
+            rundir.write_json(self.run.summary, known | {"restarts": self.restarts})
+        count, kinds = len(self.restarts), Counter(map(str, self._failures))
+        shown = [f"{text}{f', {times} times' if times > 1 else ''}" for text, times in kinds.items()]
+        return f" after {count} restart{'s' if count > 1 else ''} ({'the last: ' if len(kinds) > SHOWN else ''}{'; '.join(shown[-SHOWN:])})"
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'s' if count != 1 else ''}"
+
+
+def _pause(seconds: float) -> int | None:
+    """The number of a signal that asked to stop meanwhile."""
+    asked: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in numbers}
+    end = time.monotonic() + seconds
+    try:
+        while not asked and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, POLL_S))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return asked[0] if asked else None

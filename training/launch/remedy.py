@@ -1,0 +1,168 @@
+"""What helps against a failure: the same again, a smaller batch, fewer workers, or nothing. A failure of the machine may pass; one of the
+code comes back.
+
+`retries` bounds the restarts in a row that neither make progress nor change anything: a long run with one network failure a week goes
+on for ever, one that fails twice at the same step ends. A batch or a number of workers only gets smaller, so those end by themselves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from training.config import batch
+from training.config.schema import Config
+from training.host import decide, memory
+from training.launch.verdict import ASKED, DIED
+from training.watch import phases
+from training.watch.finding import BLOCKED, DESYNC, HANG, STOPPED, UNEVEN
+
+SIGNALS = {signal.SIGKILL, signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
+NETWORK = {"nccl_network", "peer_died", "port_in_use", "rendezvous_timeout", "collective_timeout"}
+PAUSES_S = (1.0, 5.0, 15.0)  # before restarts in a row after failures of the network
+CURES = ("device_batch_size", "num_workers", "persistent_workers")  # fields that a remedy may change
+OOM, WORKER = "gpu_oom", "dataloader_worker_died"
+# What never passes, and why.
+NEVER = {
+    "nan_loss": "the same data would give the same loss again",
+    "ddp_params_mismatch": "the ranks' parameters have come apart, which a restart does not explain",
+    "cuda_device_assert": "an error of the code comes back",
+    "gpu_hardware": "a broken GPU stays broken",
+    "disk_full": "a full disk stays full",
+    "config_error": "the ranks would refuse it again",
+    "host_oom_killed": "the same program would need the same memory again",
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How an attempt ended."""
+
+    cause: str
+    kind: str  # died, error, or of a finding
+    rank: int | None
+    status: int
+    step: int  # that had been begun
+    saved: int  # step of the newest checkpoint
+    phase: str
+    summary: str
+    changed: bool = False  # something was changed after it
+
+    def same(self, other: Failure) -> bool:
+        return (self.cause, self.kind, self.rank, self.status, self.step) == (other.cause, other.kind, other.rank, other.status, other.step)
+
+    @property
+    def lost(self) -> int:
+        """Steps that are trained once more; one that had only been begun counts."""
+        return self.step - self.saved
+
+    def __str__(self) -> str:
+        return f"{self.summary if self.cause == 'unknown' else self.cause} at step {self.step}"
+
+
+@dataclass(frozen=True)
+class Restart:
+    """`number`: of restarts in a row, 0 for one that does not count. `changes`: fields of the configuration with their new values;
+    `why` in the plan, `says` on the console."""
+
+    number: int
+    changes: dict[str, Any] = field(default_factory=dict)
+    why: str = ""
+    says: str = ""
+    pause_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """'' where there is nothing to say: nobody wanted a restart."""
+
+    reason: str
+
+
+def remedy(failure: Failure, plan: dict[str, Any], before: Sequence[Failure]) -> Restart | GiveUp:
+    """`before`: the earlier failures of this start, first one first."""
+    retries = plan["retries"]["value"]
+    if not retries:
+        return GiveUp("")
+    if failure.kind == ASKED:
+        return GiveUp("")
+    if failure.cause in NEVER:
+        return GiveUp(NEVER[failure.cause])
+    row = _row([*before, failure])[:-1]
+    cured = _smaller_batch(failure, plan) or _fewer_workers(failure, plan, row)
+    if cured:
+        return cured
+    if failure.kind == DIED and failure.status >= 0:
+        return GiveUp(f"what leaves by itself does it again ({failure.summary})")
+    killed = failure.kind == DIED and -failure.status in SIGNALS
+    hang = failure.cause == "hang" and failure.kind not in (DESYNC, UNEVEN)
+    if not (killed or hang or failure.cause in NETWORK or failure.cause == WORKER):
+        return GiveUp("an error of the code comes back")
+    same_plan = row[max((i + 1 for i, f in enumerate(row) if f.changed), default=0) :]
+    if any(failure.same(earlier) for earlier in same_plan):
+        return GiveUp(f"the second failure at step {failure.step}")
+    number = 1 + sum(not f.changed for f in row)
+    if number > retries:
+        s = "s" if retries > 1 else ""
+        return GiveUp(f"{retries} restart{s} in a row brought no progress (retries is {retries}: {plan['retries']['reason']})")
+    network = sum(f.cause in NETWORK for f in row)
+    return Restart(number, pause_s=PAUSES_S[min(network, len(PAUSES_S) - 1)] if failure.cause in NETWORK else 0.0)
+
+
+def _row(failures: Sequence[Failure]) -> Sequence[Failure]:
+    """The last ones without progress between them: none has left a checkpoint where the one before had failed, or later."""
+    first = 0
+    for i, (one, then) in enumerate(itertools.pairwise(failures)):
+        if then.saved > one.saved and then.saved >= one.step:
+            first = i + 1
+    return failures[first:]
+
+
+def _smaller_batch(failure: Failure, plan: dict[str, Any]) -> Restart | GiveUp | None:
+    if failure.cause != OOM:
+        return None
+    now, total = plan["config"]["device_batch_size"], plan["config"]["total_batch_size"]
+    size = batch.smaller(now, plan["batch"]["seq_len"], plan["batch"]["world_size"], total)
+    if size is None:
+        return GiveUp(f"device_batch_size is {now} already: try a smaller --max_seq_len or --depth")
+    who = "a rank" if failure.rank is None else f"rank {failure.rank}"
+    says = f"out of memory on {who}: device_batch_size {now} → {size}, the same {total} tokens per step with {now / size:g} × accumulation"
+    return Restart(0, {"device_batch_size": size}, f"{who} was out of memory with {now}", says)
+
+
+def _fewer_workers(failure: Failure, plan: dict[str, Any], row: Sequence[Failure]) -> Restart | None:
+    """After the second failure of the data loader: a worker that was killed, or that nothing comes from."""
+    workers = plan["config"]["num_workers"]
+    if not workers or not _of_loader(failure) or not any(_of_loader(f) for f in row):
+        return None
+    fewer = workers // 2 if workers > 2 else 0
+    changes = {"num_workers": fewer} | ({} if fewer else {"persistent_workers": False})
+    why = f"the data loader of rank {failure.rank} failed with {workers} worker{'s' if workers > 1 else ''}"
+    says = f"the data loader of rank {failure.rank} has failed again: num_workers {workers} → {fewer}"
+    return Restart(0, changes, why, says if fewer else f"{says}, the ranks read the data themselves")
+
+
+def _of_loader(failure: Failure) -> bool:
+    stuck = failure.kind in (HANG, STOPPED, BLOCKED) and failure.rank is not None and phases.needs_data(failure.phase)
+    return stuck or failure.cause == WORKER
+
+
+def changed_plan(plan: dict[str, Any], changes: dict[str, Any], why: str) -> dict[str, Any]:
+    """The plan with these fields changed, and with what follows from them."""
+    config = plan["config"] | changes
+    plan = plan | {"config": config, "origins": plan["origins"] | dict.fromkeys(changes, f"from recovery: {why}")}
+    if "device_batch_size" in changes:
+        size, old = changes["device_batch_size"], plan["batch"]
+        split = batch.split(size, old["seq_len"], old["world_size"], config["total_batch_size"])
+        assert split, "batch.smaller() gives divisors only"
+        load = replace(memory.Load(**plan["memory"]["load"]), sequences=size)
+        plan |= {
+            "batch": asdict(split),
+            "device_batch_size": decide.Choice(size, why).record(),
+            "static_graph": decide.static_graph(Config(**config), split.accumulation).record(),
+            "memory": plan["memory"] | memory.estimate(load).record() | {"load": asdict(load)},
+        }
+    return plan

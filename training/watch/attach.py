@@ -1,0 +1,176 @@
+"""Looks into a training that runs, whoever has started it: where each rank is, and who keeps the others waiting.
+
+    python -m training.supervise attach --pid=PID [--json]      a rank, a worker of one, torchrun, any launcher, one Python process
+    python -m training.supervise attach --run=DIR [--json]      a run directory of ours
+
+The training needs nothing for it and is not stopped. Exit status: 0 nothing is stuck, or it can not be told; 5 a hang; 2 wrong usage;
+3 the processes may not be looked into.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from training import console, heartbeat, rundir
+from training.errors import Exit, Problem, UserError
+from training.heartbeat import Beat
+from training.watch import proc, ranks, standstill
+from training.watch.finding import Finding
+from training.watch.sampling import Course, Sample, courses, take
+from training.watch.stacks import Stack, in_collective, own
+
+LOOK_S, LOOKS = 1.0, 4
+CONFIRM_S = 4.0  # what looks like a standstill is looked at for so long again: a second without a move happens to anybody
+STATES = {"R": "running", "S": "sleeping", "D": "blocked in I/O", "T": "stopped", "t": "held by a debugger"}
+FLAGS = ("pid", "run")
+
+
+def main(argv: list[str]) -> int:
+    if {"-h", "--help"} & set(argv):
+        print(__doc__.strip() if __doc__ else "")
+        return int(Exit.DONE)
+    try:
+        pid, folder, as_json = _parse(argv)
+        found = ranks.of_process(pid) if pid is not None else ranks.of_run(folder or Path())
+    except UserError as error:
+        console.report(error, closing="nothing was looked into")
+        return int(error.code)
+    try:
+        samples = _looks(found, LOOK_S)
+        verdict = _verdict(samples)
+        if isinstance(verdict, Finding):
+            again = _looks(found, CONFIRM_S)
+            samples, verdict = again, _verdict([*samples, *again])
+    except KeyboardInterrupt:
+        return int(Exit.INTERRUPTED)
+    seen = courses(samples)
+    if not seen:
+        console.error("the ranks have ended while they were looked into")
+        return int(Exit.CONFIG)
+    beats = {b.pid: b for b in heartbeat.read_all(rundir.RunDir(folder).heartbeats)} if folder else {}
+    facts = [_facts(course, beats.get(course.pid)) for course in seen.values()]
+    code, text = _say(verdict)
+    if as_json:
+        print(json.dumps({"ranks": facts, "stuck": code == Exit.HANG, "verdict": _record(verdict), "text": text}, indent=1))
+    else:
+        print("\n".join(line for fact in facts for line in _lines(fact)))
+        print(text)
+    return int(code)
+
+
+def _parse(argv: list[str]) -> tuple[int | None, Path | None, bool]:
+    """Raises UserError with all problems."""
+    given: dict[str, str] = {}
+    problems, rest = [], list(argv)
+    example = f"{ranks.COMMAND} --run=experiments/RUN"
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        if word == "--json":
+            given["json"] = ""
+        elif word.startswith("--") and name in FLAGS:
+            value = value if equals or not rest else rest.pop(0)
+            given[name] = value
+            if not value or (name == "pid" and not value.isdecimal()):
+                problems.append(Problem(f"--{name}={value}", "a number" if name == "pid" else "a run directory", [example]))
+        else:
+            fix = f"{ranks.COMMAND} --{'pid' if word.isdecimal() else 'run'}={word}"
+            problems.append(Problem(f"{word!r} is not known here", "--pid=PID or --run=DIR, and --json", [fix]))
+    if not problems and ("pid" in given) == ("run" in given):
+        text = "both --pid and --run are given" if "pid" in given else "which training? Neither --pid nor --run is given"
+        problems.append(Problem(text, "one of them", [example, f"{ranks.COMMAND} --pid=PID   # any process of it: pgrep -af python"]))
+    if problems:
+        raise UserError(problems)
+    return int(given["pid"]) if "pid" in given else None, Path(given["run"]) if "run" in given else None, "json" in given
+
+
+def _looks(pids: dict[int, int], seconds: float) -> list[Sample]:
+    """Evenly over that time."""
+    samples, begin = [take(pids)], time.monotonic()
+    for number in range(1, LOOKS):
+        time.sleep(max(0.0, begin + seconds * number / (LOOKS - 1) - time.monotonic()))
+        samples.append(take(pids))
+    return samples
+
+
+def _verdict(samples: list[Sample]) -> Finding | str:
+    # No burst: a few seconds do not tell an endless loop from work.
+    return standstill.judge(samples, {})
+
+
+def _say(verdict: Finding | str) -> tuple[Exit, str]:
+    if isinstance(verdict, Finding):
+        where = f"\n    where   {verdict.where}" if verdict.where else ""
+        others = f"\n    others  {verdict.others()}" if verdict.waiting else ""
+        return Exit.HANG, f"{verdict.sentence()}{where}{others}"
+    if verdict.startswith(standstill.PAUSED):
+        return Exit.HANG, verdict[0].upper() + verdict[1:]
+    if verdict.startswith(standstill.BLIND):
+        return Exit.RESOURCES, f"undetermined: {verdict}"
+    if verdict.startswith((standstill.QUIET, standstill.LOOPS)):
+        return Exit.DONE, f"undetermined: {verdict}"
+    return Exit.DONE, f"no standstill: {verdict}"
+
+
+def _record(verdict: Finding | str) -> dict[str, Any] | None:
+    if isinstance(verdict, str):
+        return None
+    waiting = {str(rank): place for rank, place in verdict.waiting.items()}
+    return {
+        "kind": verdict.kind,
+        "rank": verdict.rank,
+        "where": verdict.where,
+        "how": verdict.how,
+        "waiting": waiting,
+        "since_s": round(verdict.since_s, 1),
+    }
+
+
+def _facts(c: Course, beat: Beat | None) -> dict[str, Any]:
+    process, stack = c.last.process, c.last.stack
+    main = c.last.main
+    frame = own(main.frames) if main else None
+    workers = [pid for pid in proc.workers(c.pid) if pid in c.last.children]
+    return {
+        "rank": c.rank,
+        "pid": c.pid,
+        "state": STATES.get(process.state, process.state),
+        "phase": str(beat) if beat else None,
+        "epoch": beat.epoch if beat else None,
+        "age_s": round(beat.age_s, 1) if beat else None,
+        "where": f"{frame.file}:{frame.line}" if frame else None,
+        "function": frame.function if frame else None,
+        "waits_in": in_collective(main) if main else None,
+        "moves": not c.same_place,
+        "holds_gil": bool(main and main.holds_gil),
+        "kernel": process.waits_in or None,
+        "cpu": round(c.own_cpu, 2),
+        "workers": [{"pid": pid, "state": STATES.get(c.last.children[pid].state, c.last.children[pid].state)} for pid in workers],
+        "workers_cpu": round(c.childrens_cpu, 2),
+        "stack": [str(f) for f in main.frames] if main else [],
+        "problem": None if isinstance(stack, Stack) else stack,
+    }
+
+
+def _lines(fact: dict[str, Any]) -> list[str]:
+    head = f"rank {fact['rank']}  pid {fact['pid']}  {fact['state']}, {100 * fact['cpu']:.0f} % of a core"
+    if fact["phase"]:
+        head += f"; epoch {fact['epoch']}, {fact['phase']}, for {fact['age_s']} s"
+    at = f"at {fact['where']} ({fact['function']})" if fact["where"] else fact["problem"] or "no Python code"
+    notes = [f"waits in {fact['waits_in']}"] if fact["waits_in"] else []
+    notes += ["holds the GIL"] if fact["holds_gil"] else []
+    notes += ["moves on"] if fact["moves"] and fact["where"] else []
+    notes += [f"kernel: {fact['kernel']}"] if fact["kernel"] else []
+    lines = [head, "        " + ", ".join([at, *notes])]
+    if fact["workers"]:
+        shown = ", ".join(f"{w['pid']} {w['state']}" for w in fact["workers"])
+        lines.append(f"        Python children: {shown}; {100 * fact['workers_cpu']:.0f} % of a core")
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

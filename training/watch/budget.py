@@ -1,0 +1,72 @@
+"""How long a rank may stay in a phase before that is a hang: a floor, and five times what the phase takes 99 of 100 times. What is
+slow by nature has limits of its own."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+from training import heartbeat
+from training.heartbeat import STEP_PHASES, Beat, Histogram
+from training.watch import phases
+
+TIMES, SHARE = 5.0, 0.99
+ROLL_S, WINDOWS = 60.0, 10  # what was usual ten minutes ago is no measure
+FEW = 20  # phases in the window: with fewer, all of them count
+SLOW_STARTS = (*phases.STARTING, "epoch #: creating data iterator")
+START_S = 300.0  # imports from a slow disk, a large model
+FIRST_STEPS = 2  # steps of a process that warm up: compilers, allocators, caches
+FIRST_STEP_S, COMPILE_S = 300.0, 1800.0
+OWN = {"evaluation": 300.0, "gather state": 600.0, "checkpoint": 600.0, "sample": 300.0, "closing trackers": 60.0}
+
+BACKSTOP_S, UNWATCHED_S = 1800.0, 600.0
+NEVER_S = 864000.0
+
+
+def backstop_s(floor_s: float, *, supervised: bool) -> float:
+    """The limit of a collective itself. Where a supervisor judges, it only matters when that has failed."""
+    return max(BACKSTOP_S if supervised else UNWATCHED_S, 10 * floor_s) if floor_s else NEVER_S
+
+
+class Budgets:
+    """Of the ranks of one machine. `floor_s` is --hang_timeout; `compiled`: torch.compile is on."""
+
+    def __init__(self, floor_s: float, *, compiled: bool) -> None:
+        self.floor_s = floor_s
+        self._first_s = COMPILE_S if compiled else FIRST_STEP_S
+        self._seen: dict[Path, deque[tuple[float, dict[str, Histogram]]]] = {}
+
+    def seconds(self, beat: Beat, path: Path) -> float:
+        """The limit of the present phase of the rank that writes this heartbeat."""
+        name = heartbeat.kind(beat.phase)
+        if beat.first_step == 0 and name in SLOW_STARTS:
+            own = START_S
+        elif name in OWN:
+            own = OWN[name]
+        elif beat.phase in STEP_PHASES and beat.step < beat.first_step + FIRST_STEPS:
+            own = self._first_s
+        else:
+            own = 0.0
+        return max(self.floor_s, own, TIMES * self.usual_s(beat, path))
+
+    def usual_s(self, beat: Beat, path: Path) -> float:
+        """99 of 100 such phases took no longer lately; 0 when there was none yet."""
+        name, now = heartbeat.kind(beat.phase), heartbeat.durations(path)
+        total, window = now.get(name, ()), self._window(now, name, path)
+        return heartbeat.quantile_s(window if sum(window) >= FEW else total, SHARE) or 0.0
+
+    def _window(self, now: Mapping[str, Histogram], name: str, path: Path) -> Histogram:
+        """What has been added since the oldest reading that is kept."""
+        then = self._seen.get(path, deque())[0][1].get(name, ()) if self._seen.get(path) else ()
+        counts = now.get(name, ())
+        return tuple(a - b for a, b in zip(counts, then, strict=True)) if then else counts
+
+    def roll(self, paths: list[Path]) -> None:
+        """Called now and then: notes what is usual at this time."""
+        clock = time.monotonic()
+        for path in paths:
+            kept = self._seen.setdefault(path, deque(maxlen=WINDOWS))
+            if not kept or clock - kept[-1][0] > ROLL_S:
+                kept.append((clock, heartbeat.durations(path)))

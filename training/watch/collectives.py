@@ -1,0 +1,98 @@
+"""Which collectives a rank has asked for so far, in order: torch's flight recorder, read from outside while the rank is blocked
+(training.watch.serve is its other end)."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.watch import serve
+
+ANSWER_S = 1.0
+
+
+@dataclass(frozen=True)
+class Call:
+    """One entry: the `number`-th collective of its process group."""
+
+    group: str
+    number: int
+    operation: str  # all_reduce
+    shapes: str  # float32 [3, 5]
+
+    def __str__(self) -> str:
+        return f"{self.operation} of {self.shapes}" if self.shapes else self.operation
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("rank", timeout=ANSWER_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(ANSWER_S)
+        self.sock.connect(self._path)
+
+
+def read(folder: Path, rank: int) -> list[Call] | None:
+    """What this rank has called, oldest first (the last 2000); None when it does not answer."""
+    path = serve.address(folder, rank)
+    if not path.exists():
+        return None
+    with serve.short(str(folder)) as short:
+        connection = _Connection(f"{short}/{path.name}")
+        try:
+            connection.request("POST", "/handler/fr_trace_json")
+            told = json.loads(connection.getresponse().read())
+        except (OSError, ValueError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+    return [_call(entry) for entry in told.get("entries", []) if not entry.get("is_p2p")]
+
+
+def _call(entry: Mapping[str, Any]) -> Call:
+    operation = str(entry.get("profiling_name", "?")).rpartition(":")[2]
+    kinds, sizes = entry.get("input_dtypes") or [], entry.get("input_sizes") or []
+    shapes = ", ".join(f"{str(kind).lower()} {size}" for kind, size in zip(kinds, sizes, strict=False))
+    group = entry.get("process_group") or ["", ""]
+    return Call(str(group[-1]), int(entry.get("collective_seq_id", 0)), operation.lower(), shapes)
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """`rank` is the odd one out, None where none is (two ranks: nobody has the majority)."""
+
+    rank: int | None
+    number: int
+    calls: dict[int, Call]
+
+    def __str__(self) -> str:
+        said = "; ".join(f"rank {rank}: {call}" for rank, call in sorted(self.calls.items()))
+        return f"the ranks do not do the same at collective {self.number}: {said}"
+
+
+def mismatch(calls: Mapping[int, Sequence[Call]]) -> Mismatch | None:
+    """The first collective that all of these ranks have called and that is not the same everywhere."""
+    by_number = {rank: {(call.group, call.number): call for call in own} for rank, own in calls.items()}
+    if len(by_number) < 2:
+        return None
+    for key in sorted(set.intersection(*(set(own) for own in by_number.values())), key=lambda k: (k[1], k[0])):
+        at = {rank: own[key] for rank, own in by_number.items()}
+        (common, votes), *others = Counter(map(str, at.values())).most_common()
+        if others:
+            odd = [rank for rank, call in at.items() if str(call) != common]
+            return Mismatch(odd[0] if votes > len(at) / 2 and len(odd) == 1 else None, key[1], at)
+    return None
+
+
+def counts(calls: Mapping[int, Sequence[Call]]) -> dict[int, int]:
+    """Number of the last collective of each rank, over all groups."""
+    return {rank: max((call.number for call in own), default=0) for rank, own in calls.items()}

@@ -1,0 +1,50 @@
+"""The first words on a rank that has died: how, and where, as far as it has left that. The card comes when all the others are gone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from training import rundir
+from training.host.gpus import one_line
+from training.launch import ended
+from training.launch.output import tail
+from training.watch import collectives, stacks
+from training.watch.finding import DESYNC
+
+DIED, ERROR = "died", "error"  # by a signal or with a status; by an exception that it could tell
+LINES = 40
+# gloo aborts a rank that gets data of another collective than it is in.
+MIXED_UP = re.compile(r"op\.preamble\.\S+ \S+ \S+ (\d+) vs (\d+)")
+
+
+@dataclass(frozen=True)
+class Death:
+    """`rank` is the guilty one: what another rank did can be noticed by this one."""
+
+    kind: str
+    rank: int
+    where: str | None  # file:line
+    how: str
+
+    @property
+    def label(self) -> str:
+        return "FAILED" if self.kind == ERROR else self.kind.upper()
+
+
+def explain(run: rundir.RunDir, rank: int, status: int, alive: Iterable[int]) -> Death:
+    """`alive`: the ranks that are still there."""
+    if error := rundir.read_json(run.rank_error(rank)):
+        return Death(ERROR, error["guilty_rank"], error["where"], f"{error['type']}: {one_line(error['message'])[:200]}")
+    stack = stacks.from_faulthandler(run.ranks / f"rank{rank}.stacks")  # a crash leaves it
+    frame = stacks.own(stack.main.frames) if stack and stack.main else None
+    where = f"{frame.file}:{frame.line}" if frame else None
+    sizes = MIXED_UP.search("\n".join(tail(run.rank_log(rank), LINES)))
+    if status < 0 and sizes:
+        inside = stacks.in_collective(stack.main) if stack and stack.main else None
+        how = f"got {sizes[1]} bytes where its {inside or 'collective'} awaits {sizes[2]}, and was aborted by gloo"
+        last = {other: calls[-1] for other in alive if (calls := collectives.read(run.ranks, other))}
+        others = "; ".join(f"rank {other} is in its {call.number}th collective, {call}" for other, call in last.items())
+        return Death(DESYNC, rank, where, f"{how}: the ranks do not call the same" + (f"; {others}" if others else ""))
+    return Death(DIED, rank, where, ended.how(status))

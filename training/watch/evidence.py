@@ -1,0 +1,140 @@
+"""What can be seen of the ranks of this machine from outside, without stopping them: processes, stacks, collectives. Two looks with a
+moment between: what changes is alive."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from training import rundir
+from training.heartbeat import Beat
+from training.watch import collectives, proc, stacks
+from training.watch.collectives import Call
+from training.watch.stacks import Frame, Stack, Thread
+
+BETWEEN_S = 0.4
+LOOKS = 4  # at the state of a process, in that time
+
+
+@dataclass
+class Seen:
+    """One process: a rank, or a worker of its data loader."""
+
+    pid: int
+    states: list[str] = field(default_factory=list)  # of the main thread: R S D T …, one for each look
+    busy: float = 0.0  # CPU share of the main thread, 1.0 is one core
+    io_bytes: int = 0  # read and written between the looks
+    waits_in: str = ""  # the kernel's function where it sleeps
+    stacks: list[Stack | str] = field(default_factory=list)  # one for each dump; a text says why there is none
+
+    @property
+    def gone(self) -> bool:
+        return not self.states
+
+    def always(self, *states: str) -> bool:
+        return bool(self.states) and all(state in states for state in self.states)
+
+    @property
+    def threads(self) -> list[Thread]:
+        """Of the last dump; the main thread first."""
+        last = next((s for s in reversed(self.stacks) if isinstance(s, Stack)), None)
+        return sorted(last.threads, key=lambda t: not t.main) if last else []
+
+    @property
+    def main(self) -> Thread | None:
+        return next((t for t in self.threads if t.main), None)
+
+    @property
+    def own_frame(self) -> Frame | None:
+        return stacks.own(self.main.frames) if self.main else None
+
+    @property
+    def holds_gil(self) -> bool:
+        """In every dump."""
+        dumps = [s for s in self.stacks if isinstance(s, Stack)]
+        return bool(dumps) and all(any(t.main and t.holds_gil for t in s.threads) for s in dumps)
+
+
+@dataclass
+class Evidence:
+    """Of one rank."""
+
+    beat: Beat
+    process: Seen
+    workers: list[Seen]
+    calls: list[Call] | None
+
+    @property
+    def rank(self) -> int:
+        return self.beat.rank
+
+    @property
+    def collective(self) -> str | None:
+        """What it waits in for other ranks, as far as its stack tells. A backward pass that computes waits for nobody."""
+        main = self.process.main
+        name = stacks.in_collective(main) if main else None
+        return None if name == "backward" and (self.process.busy > 0.5 or self.in_hook) else name
+
+    @property
+    def in_hook(self) -> Frame | None:
+        """Code of the user in a thread of autograd (one for each GPU), while the main thread waits for it."""
+        for thread in self.process.threads:
+            if thread.name.startswith("pt_autograd") and thread.frames:
+                return stacks.own(thread.frames)
+        return None
+
+
+def gather(run: rundir.RunDir, beats: list[Beat], pids: Mapping[int, int]) -> list[Evidence]:
+    """Takes about half a second."""
+    everything = [
+        Evidence(beat, Seen(pids[beat.rank]), [Seen(pid) for pid in proc.workers(pids[beat.rank])], collectives.read(run.ranks, beat.rank))
+        for beat in beats
+        if beat.rank in pids
+    ]
+    processes = [seen for e in everything for seen in (e.process, *e.workers)]
+    _dump(processes)
+    first, began = {s.pid: proc.look(s.pid) for s in processes}, time.monotonic()
+    for _ in range(LOOKS):
+        time.sleep(BETWEEN_S / LOOKS)
+        for seen in processes:
+            if now := proc.look(seen.pid):
+                seen.states.append(now.state)
+    for seen in processes:
+        before, now = first[seen.pid], proc.look(seen.pid)
+        if before and now:
+            seen.busy = (now.main_cpu_s - before.main_cpu_s) / (time.monotonic() - began)
+            seen.io_bytes = (now.io_bytes or 0) - (before.io_bytes or 0)
+            seen.waits_in = now.waits_in
+    _dump(processes)
+    return everything
+
+
+def _dump(processes: list[Seen]) -> None:
+    found = stacks.dump(seen.pid for seen in processes)
+    for seen in processes:
+        seen.stacks.append(found.get(seen.pid, "not looked at"))
+
+
+def texts(everything: list[Evidence]) -> dict[int, str]:
+    """All of it by rank, for people, and for a report to somebody who was not there."""
+    return {e.rank: _text(e) for e in everything}
+
+
+def _text(e: Evidence) -> str:
+    lines = [f"rank {e.rank}: {e.beat} in epoch {e.beat.epoch}, since {e.beat.age_s:.1f} s", _process(e.process), ""]
+    lines += [_stack(s) for s in e.process.stacks]
+    for number, worker in enumerate(e.workers):
+        lines += ["", f"data-loader worker or other child {number}", _process(worker), *(_stack(s) for s in worker.stacks[-1:])]
+    if e.calls:
+        lines += ["", "its last collectives", *(f"  {call.number}: {call} (group {call.group})" for call in e.calls[-20:])]
+    return "\n".join(lines) + "\n"
+
+
+def _process(seen: Seen) -> str:
+    states = "".join(seen.states) or "gone"
+    return f"pid {seen.pid}, states {states}, {100 * seen.busy:.0f} % of a core, kernel: {seen.waits_in or '-'}, I/O {seen.io_bytes} bytes"
+
+
+def _stack(stack: Stack | str) -> str:
+    return stack if isinstance(stack, str) else stack.text()

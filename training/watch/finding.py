@@ -1,0 +1,39 @@
+"""What a watch has found: nobody makes progress, and who keeps the others waiting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from training.watch.stacks import Stack
+
+HANG, STOPPED, BLOCKED, DESYNC, UNEVEN = "hang", "stopped", "blocked", "desync", "uneven"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`rank` is None where nobody can be blamed."""
+
+    kind: str
+    rank: int | None
+    where: str | None  # file:line of the guilty rank's own code
+    how: str  # what the rank does, or what is wrong between the ranks
+    waiting: dict[int, str]  # the other ranks → where they wait
+    stacks: dict[int, Stack | str] = field(repr=False)
+    since_s: float  # so long the guilty rank has been there
+    phase: str | None = None  # of our own training: what the guilty rank was doing
+    folder: str | None = None  # stacks of all ranks
+
+    def sentence(self) -> str:
+        """The whole in one line."""
+        if self.rank is None:
+            return f"{self.kind.upper()}: {self.how}, since {self.since_s:.1f} s"
+        doing = f" in '{self.phase}'" if self.phase else ""
+        at = f", at {self.where}" if self.where and self.where not in self.how else ""
+        return f"{self.kind.upper()} rank {self.rank}{doing} {self.how}{at}, since {self.since_s:.1f} s"
+
+    def others(self) -> str:
+        return "; ".join(f"rank {rank}: {place}" for rank, place in sorted(self.waiting.items()))
+
+    def texts(self) -> dict[int, str]:
+        """The stacks, for files."""
+        return {rank: stack if isinstance(stack, str) else stack.text() for rank, stack in self.stacks.items()}

@@ -1,0 +1,115 @@
+"""Who keeps the others waiting? From what was seen of the ranks, in this order: a stopped process, different collectives, who is
+behind, who does not stand where ranks wait for each other. Where none of it tells, nobody is blamed."""
+
+from __future__ import annotations
+
+from training.watch import collectives, phases
+from training.watch.collectives import Call
+from training.watch.evidence import Evidence, Seen
+from training.watch.finding import BLOCKED, DESYNC, HANG, STOPPED, Finding
+from training.watch.stacks import Frame, Stack, own, waits_for_worker
+
+SPINNING = 0.8  # CPU share from which a main thread that gets nowhere is said to spin
+READING_BYTES = 1 << 16  # moved between the looks: slow storage, not a standstill
+
+
+def behind(everything: list[Evidence]) -> list[Evidence]:
+    """The ranks that no other one waits behind: one, several, or all of them."""
+    lowest = min(phases.place(e.beat) for e in everything)
+    return [e for e in everything if phases.place(e.beat) == lowest]
+
+
+def still_reading(e: Evidence) -> bool:
+    """Its data comes slowly, but it comes."""
+    return phases.needs_data(e.beat.phase) and sum(s.io_bytes for s in (e.process, *e.workers)) > READING_BYTES
+
+
+def judge(everything: list[Evidence]) -> Finding:
+    """`everything`: of the ranks that have not finished; at least one of them is overdue."""
+    for e in everything:
+        if e.process.always("T"):
+            return _finding(STOPPED, e, everything, "is stopped (SIGSTOP)")
+        if e.process.always("t"):
+            return _finding(STOPPED, e, everything, "is held by a debugger")
+    calls = {e.rank: e.calls for e in everything if e.calls is not None}
+    different = collectives.mismatch(calls)
+    if different:
+        odd = next((e for e in everything if e.rank == different.rank), None)
+        return _finding(DESYNC, odd, everything, str(different))
+    last = behind(everything)
+    guilty = _alone([e for e in last if _busy_elsewhere(e)]) or _fewest_calls(everything, calls)
+    if guilty is None:
+        places = {e.rank: _stands(e) for e in everything}
+        where = "in the same place" if len({e.collective or str(e.beat) for e in last}) == 1 else "in different places"
+        if all(e.collective or phases.waits(e.beat.phase) for e in last):
+            how = f"all ranks wait for each other, {where}" + (": the network between them, or a device" if "same" in where else "")
+        else:
+            how = f"the ranks stand still, {where}"
+        return Finding(HANG, None, None, how, places, _stacks(everything), min(e.beat.age_s for e in last))
+    if guilty.process.always("D"):
+        return _finding(BLOCKED, guilty, everything, f"is blocked in I/O ({guilty.process.waits_in or 'uninterruptible'})")
+    return _finding(HANG, guilty, everything, _how(guilty))
+
+
+def _busy_elsewhere(e: Evidence) -> bool:
+    """Does it stand where nobody waits for other ranks? Without a stack only a process that is blocked for sure."""
+    return e.collective is None if e.process.threads else e.process.always("D") or not phases.waits(e.beat.phase)
+
+
+def _alone(found: list[Evidence]) -> Evidence | None:
+    return found[0] if len(found) == 1 else None
+
+
+def _fewest_calls(everything: list[Evidence], calls: dict[int, list[Call]]) -> Evidence | None:
+    """The one rank that has not yet called the collective in which all others wait."""
+    if len(calls) < len(everything) or len(everything) < 2:
+        return None
+    counts = collectives.counts(calls)
+    fewest = [e for e in everything if counts[e.rank] == min(counts.values())]
+    return _alone(fewest)
+
+
+def _finding(kind: str, guilty: Evidence | None, everything: list[Evidence], how: str) -> Finding:
+    others = {e.rank: _stands(e) for e in everything if e is not guilty}
+    if guilty is None:
+        return Finding(kind, None, None, how, others, _stacks(everything), min(e.beat.age_s for e in everything))
+    where, worker = _where(guilty), _guilty_worker(guilty)
+    told = _stacks(everything) | ({guilty.rank: worker.stacks[-1]} if worker else {})
+    return Finding(kind, guilty.rank, f"{where.file}:{where.line}" if where else None, how, others, told, guilty.beat.age_s)
+
+
+def _how(e: Evidence) -> str:
+    if worker := _guilty_worker(e):
+        state = "is stopped" if worker.always("T") else f"stands at {worker.own_frame}" if worker.own_frame else "does nothing"
+        return f"waits for its data-loader worker (pid {worker.pid}), which {state}"
+    busy = e.process.busy > SPINNING or e.process.always("R")  # it would spin if it got a core
+    if e.process.holds_gil and not busy:
+        return f"holds the GIL in C, called at {_where(e)}"
+    if busy:
+        return f"spins at {_where(e)}" + (", and holds the GIL" if e.process.holds_gil else "")
+    return f"waits in {e.collective}, which the others have left" if e.collective else f"stands at {_where(e)}"
+
+
+def _guilty_worker(e: Evidence) -> Seen | None:
+    main = e.process.main
+    if not e.workers or not (main and waits_for_worker(main)):
+        return None
+    # An idle worker waits for indices in torch's own code; one that is stuck stands in the dataset's.
+    stuck = [w for w in e.workers if w.always("T", "D") or (w.own_frame and "torch/utils/data" not in w.own_frame.file)]
+    return stuck[0] if stuck else e.workers[0]
+
+
+def _where(e: Evidence) -> Frame | None:
+    worker = _guilty_worker(e)
+    if worker and worker.own_frame:
+        return worker.own_frame
+    return e.in_hook or (own(e.process.main.frames) if e.process.main else None)
+
+
+def _stands(e: Evidence) -> str:
+    frame = own(e.process.main.frames) if e.process.main else None
+    return f"{e.beat}" + (f", waits in {e.collective}" if e.collective else "") + (f" at {frame}" if frame else "")
+
+
+def _stacks(everything: list[Evidence]) -> dict[int, Stack | str]:
+    return {e.rank: e.process.stacks[-1] for e in everything if e.process.stacks}

@@ -1,0 +1,133 @@
+"""Watches the ranks of our own training by their heartbeats: cheap while all is well, thorough when a phase takes too long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from training import console, heartbeat, rundir
+from training.heartbeat import Beat
+from training.watch import evidence, judge, phases, proc, record
+from training.watch.budget import START_S, Budgets
+from training.watch.finding import HANG, STOPPED, Finding
+
+STOPPED_S = 2.0  # a process that is stopped for so long is told
+ROLL_S = 10.0
+AGAIN = 0.5  # of the budget, before the next look after one that has found no hang
+ELSEWHERE_TIMES = 3.0  # with all ranks of this machine waiting
+READING_TIMES = 5.0  # data that comes slowly gets so many budgets
+MISSING_S = 25.0  # the others have met: who is missing is told
+
+
+class Watch:
+    """Of one start; `look()` is called a few times a second."""
+
+    def __init__(self, run: rundir.RunDir, plan: Mapping[str, Any], ranks: range) -> None:
+        self.run, self.ranks = run, ranks
+        self._others_elsewhere = len(ranks) < plan["ranks"]
+        self.floor_s = float(plan["config"]["hang_timeout"])
+        self._budgets = Budgets(self.floor_s, compiled=bool(plan["compile"]["value"]))
+        self._stopped: dict[int, float] = {}  # rank → since when
+        self._said: set[str] = set()
+        self._next_look = self._next_roll = 0.0
+        self._begun = time.monotonic()
+
+    def look(self, pids: Mapping[int, int]) -> Finding | None:
+        """`pids`: of the ranks that live, each as it was started. A finding is certain: its run can be ended."""
+        if not self.floor_s:
+            return None
+        now = time.monotonic()
+        everybody = heartbeat.read_all(self.run.heartbeats, self.ranks)
+        if absent := set(pids) - {b.rank for b in everybody}:
+            return self._absent(min(absent), now) if now - self._begun > START_S else None
+        beats = [b for b in everybody if b.rank in pids and b.phase != heartbeat.FINISHED]
+        if now > self._next_roll:
+            self._next_roll = now + ROLL_S
+            self._budgets.roll([self.run.heartbeat(b.rank) for b in beats])
+        self._tell_missing(beats)
+        stopped = self._look_for_stopped(pids, now)
+        overdue = self._overdue(beats)
+        if (not overdue and stopped is None) or len(self._stopped) == len(pids):
+            return None
+        if stopped is None and now < self._next_look:
+            return None
+        return self._examine(beats, pids, overdue, stopped)
+
+    def _absent(self, rank: int, now: float) -> Finding:
+        how = "has given no sign since it was started: its Python does not get as far as the training"
+        return record.keep(self.run, Finding(HANG, rank, None, how, {}, {}, now - self._begun), {})
+
+    def patience_s(self, beat: Beat) -> float:
+        """Twice what its phase usually takes: for a rank that has been asked to stop."""
+        return 2 * self._budgets.usual_s(beat, self.run.heartbeat(beat.rank))
+
+    def _overdue(self, beats: list[Beat]) -> list[Beat]:
+        """Those that nobody else is behind, when all of them are over their budget. Who waits for a slow one has its patience."""
+        if not beats:
+            return []
+        lowest = min(map(phases.place, beats))
+        last = [b for b in beats if phases.place(b) == lowest]
+        late = [b for b in last if b.age_s > self.floor_s and b.age_s > self._budgets.seconds(b, self.run.heartbeat(b.rank))]
+        return last if len(late) == len(last) else []
+
+    def _look_for_stopped(self, pids: Mapping[int, int], now: float) -> int | None:
+        """A rank that is stopped by a signal does not come back by itself; it is told before its phase is overdue. Who stops them all
+        has a reason."""
+        for rank, pid in pids.items():
+            process = proc.look(pid)
+            if process is None or process.state not in ("T", "t"):
+                self._stopped.pop(rank, None)
+                continue
+            since = now - self._stopped.setdefault(rank, now)
+            if since > STOPPED_S:
+                self._tell_stopped(rank, pid, "a debugger" if process.state == "t" else "SIGSTOP")
+        long = [rank for rank, since in self._stopped.items() if now - since > max(STOPPED_S, self.floor_s)]
+        return long[0] if long and len(self._stopped) < len(pids) else None
+
+    def _tell_stopped(self, rank: int, pid: int, by: str) -> None:
+        beat = heartbeat.read(self.run.heartbeat(rank))
+        text = f"STOPPED rank {rank}{f' in {str(beat)!r}' if beat else ''} (pid {pid}) by {by}: kill -CONT {pid} lets it go on"
+        if text not in self._said:
+            self._said.add(text)
+            console.error(f"{text}; the run is ended when it stands still for {max(STOPPED_S, self.floor_s):g} s")
+            self.run.event("verdict", kind=STOPPED, rank=rank, where=None, phase=str(beat), text=text, since_s=STOPPED_S, final=False)
+
+    def _tell_missing(self, beats: list[Beat]) -> None:
+        """Some have arrived at the meeting point, others have not."""
+        there = [b for b in beats if b.phase == "meeting the other ranks" and b.age_s > MISSING_S]
+        missing = {
+            b.rank: b for b in beats if b.first_step == 0 and phases.place(b) < min((phases.place(t) for t in there), default=(-9, 0, 0))
+        }
+        if there and missing:
+            shown = "; ".join(f"rank {rank} is in '{b}' since {b.age_s:.0f} s" for rank, b in missing.items())
+            self._say(f"rank {', '.join(str(b.rank) for b in there)} waits for rank {', '.join(map(str, missing))}: {shown}")
+
+    def _say(self, text: str, **facts: Any) -> None:
+        key = text.split(" since ", maxsplit=1)[0]
+        if key not in self._said:
+            self._said.add(key)
+            console.warning(text)
+            self.run.event("warning", text=text, **facts)
+
+    def _examine(self, beats: list[Beat], pids: Mapping[int, int], overdue: list[Beat], stopped: int | None) -> Finding | None:
+        seen = evidence.gather(self.run, beats, pids)
+        after = {b.rank: b for b in heartbeat.read_all(self.run.heartbeats, self.ranks)}
+        moved = [b.rank for b in overdue if b.rank not in after or after[b.rank].beats != b.beats]
+        if not seen or any(e.process.gone for e in seen) or (moved and stopped is None):
+            return None  # it has gone on, or its end is noticed elsewhere
+        slow = [e for e in judge.behind(seen) if judge.still_reading(e)]
+        if (
+            slow
+            and stopped is None
+            and slow[0].beat.age_s < READING_TIMES * self._budgets.seconds(overdue[0], self.run.heartbeat(overdue[0].rank))
+        ):
+            self._say(f"rank {slow[0].rank} waits for its data since {slow[0].beat.age_s:.0f} s; it still reads: slow, not stuck")
+            self._next_look = time.monotonic() + AGAIN * self.floor_s
+            return None
+        found = judge.judge(seen)
+        if self._others_elsewhere and found.rank is None and found.kind == HANG and found.since_s < ELSEWHERE_TIMES * self.floor_s:
+            return None  # whom they wait for is on another machine, whose own watch names it
+        beat = next((e.beat for e in seen if e.rank == found.rank), None)
+        return record.keep(self.run, replace(found, phase=str(beat) if beat else None), evidence.texts(seen))

@@ -1,0 +1,170 @@
+"""What Linux tells about a process without asking it: state, CPU use, I/O, children. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+# Python children that only serve the others, and are idle for their whole life.
+_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+@dataclass(frozen=True)
+class Process:
+    """One reading of /proc/<pid>. `state` and `waits_in` are the main thread's."""
+
+    pid: int
+    parent: int
+    state: str  # R running, S sleeping, D uninterruptible, T stopped, t traced, Z dead and not yet reaped, X gone
+    command: str
+    cpu_s: float  # user + system, all threads
+    main_cpu_s: float  # the same of the main thread
+    io_bytes: int | None  # through read and write; None: not allowed to know. Sockets have their own calls (watch.sockets)
+    waits_in: str  # kernel function, "" when unknown or running
+    faults: int = 0  # pages that came to be, or came from a mapped file
+
+
+def look(pid: int) -> Process | None:
+    """None: there is no such process (any more)."""
+    whole = _stat(f"/proc/{pid}/stat")
+    if whole is None:
+        return None
+    main = _stat(f"/proc/{pid}/task/{pid}/stat") or whole
+    waits_in = _text(f"/proc/{pid}/wchan")
+    return Process(
+        pid=pid,
+        parent=int(whole[2]),
+        state=whole[1],
+        command=command(pid) or f"[{whole[0]}]",
+        cpu_s=_cpu(whole),
+        main_cpu_s=_cpu(main),
+        io_bytes=_io(pid),
+        waits_in="" if waits_in == "0" else waits_in,
+        faults=int(whole[8]) + int(whole[10]),
+    )
+
+
+def command(pid: int) -> str:
+    """Its command line; "" when it is gone or ending, or the kernel's own."""
+    return _bytes(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode("utf-8", "replace").strip()
+
+
+def tree() -> dict[int, list[int]]:
+    """parent → children, of all processes of this machine: for those who want the families of several."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and (fields := _stat(f"/proc/{name}/stat")):
+            children.setdefault(int(fields[2]), []).append(int(name))
+    return children
+
+
+def family(pid: int, children: dict[int, list[int]] | None = None) -> list[int]:
+    """All descendants, parents before their children."""
+    children = tree() if children is None else children
+    found = sorted(children.get(pid, []))
+    for child in found:  # grows while it is read
+        found += sorted(children.get(child, []))
+    return found
+
+
+def workers(pid: int) -> list[int]:
+    """Descendants that run Python: data-loader workers (a forked one has its parent's command line) and whatever else."""
+    own = command(pid)
+    return [child for child in family(pid) if is_python(child, own)]
+
+
+def ranks(pid: int) -> dict[int, int]:
+    """rank → pid, of the ranks that this process (torchrun, say) has started."""
+    children = tree()
+    found: dict[int, int] = {}
+    for child in family(pid, children):
+        number = environment(child).get("RANK", "")
+        if number.isdecimal():
+            found.setdefault(int(number), child)  # what a rank starts has its variables too, and comes after it
+    return found
+
+
+def turns(pid: int) -> int:
+    """How often the thread that computes (the main thread, or torch's own for backward on a GPU) has gone to sleep: one that waits for
+    something that does not come has done so for the last time."""
+    count = 0
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:  # gone
+        return count
+    for thread in threads:
+        if thread == str(pid) or _text(f"/proc/{pid}/task/{thread}/comm").startswith("pt_autograd"):
+            found = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", _text(f"/proc/{pid}/task/{thread}/status"), re.MULTILINE)
+            count += int(found[1]) if found else 0
+    return count
+
+
+def environment(pid: int) -> dict[str, str]:
+    """The variables that a process was started with; {} when they are not ours to read."""
+    words = _bytes(f"/proc/{pid}/environ").split(b"\0")
+    pairs = (word.decode("utf-8", "replace").partition("=") for word in words)
+    return {name: value for name, equals, value in pairs if equals}
+
+
+def uses_gpu(pid: int) -> bool:
+    """Has it an NVIDIA device open? False also where we may not look."""
+    return any(re.fullmatch(r"/dev/nvidia\d+", target) for target in open_files(pid))
+
+
+def open_files(pid: int) -> set[str]:
+    """What its descriptors are; `socket:[inode]` among them."""
+    found: set[str] = set()
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return found
+    for name in names:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found.add(str(Path(folder, name).readlink()))
+    return found
+
+
+def is_python(pid: int, parents_command: str = "") -> bool:
+    """Does it run Python, and more than a helper of multiprocessing?"""
+    words = command(pid)
+    if not words or any(helper in words for helper in _HELPERS):
+        return False
+    try:
+        program = Path(f"/proc/{pid}/exe").readlink()
+    except OSError:  # of another user, or gone
+        program = Path(words.partition(" ")[0])
+    return program.name.startswith("python") or words == parents_command
+
+
+def _stat(path: str) -> list[str] | None:
+    """[name, state, parent, …]: the fields of proc(5) from the second on. The name may hold spaces and parentheses."""
+    text = _text(path)
+    start, end = text.find("("), text.rfind(")")
+    return [text[start + 1 : end], *text[end + 2 :].split()] if end > 0 else None
+
+
+def _cpu(fields: list[str]) -> float:
+    return (int(fields[12]) + int(fields[13])) / _TICKS
+
+
+def _io(pid: int) -> int | None:
+    facts = dict(line.split(": ", 1) for line in _text(f"/proc/{pid}/io").splitlines() if ": " in line)
+    return int(facts["rchar"]) + int(facts["wchar"]) if "rchar" in facts and "wchar" in facts else None
+
+
+def _text(path: str) -> str:
+    return _bytes(path).decode("utf-8", "replace").strip()
+
+
+def _bytes(path: str) -> bytes:
+    """b"" when it is gone, or not ours to read: the caller tells these apart by the file that everybody may read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""

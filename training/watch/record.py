@@ -1,0 +1,26 @@
+"""A finding, written down: hangs/<time>/ in the run directory with what was seen of every rank, and an event."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from training import console, rundir
+from training.watch.finding import Finding
+
+
+def keep(run: rundir.RunDir, found: Finding, texts: Mapping[int, str]) -> Finding:
+    """`texts`: rank → what was seen of it. A full disk is said; the finding counts all the same."""
+    folder = run.hangs / time.strftime("%Y%m%d_%H%M%S")
+    told = {"kind": found.kind, "rank": found.rank, "where": found.where, "phase": found.phase, "text": found.sentence()}
+    facts = told | {"since_s": found.since_s, "waiting": {str(rank): place for rank, place in found.waiting.items()}}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for rank, text in texts.items():
+            (folder / f"rank{rank}.txt").write_text(text, encoding="utf-8")
+        rundir.write_json(folder / "verdict.json", facts)
+    except OSError as error:
+        console.warning(f"{folder} can not be written: {error.strerror}")
+    run.event("verdict", **facts, folder=str(folder))
+    return replace(found, folder=str(folder))

@@ -1,0 +1,143 @@
+"""Ranks that know nothing of us, seen from outside again and again: what changes between the samples is alive."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from training.watch import proc, sockets, stacks
+from training.watch.proc import Process
+from training.watch.stacks import Frame, Stack, Thread
+
+# Less than this is no work: threads that only wake up to look, a logger's own helper process.
+IDLE_SHARE = 0.05  # of a core
+IDLE_BYTES, IDLE_FAULTS = 16384, 200  # a second
+
+
+@dataclass(frozen=True)
+class Look:
+    """One rank and its family at one moment."""
+
+    process: Process
+    stack: Stack | str  # str: why there is none
+    gpu: bool
+    children: dict[int, Process] = field(default_factory=dict)
+    sockets: dict[int, int] = field(default_factory=dict)  # TCP connection → bytes moved so far
+    turns: int = 0
+
+    @property
+    def main(self) -> Thread | None:
+        return self.stack.main if isinstance(self.stack, Stack) else None
+
+
+@dataclass(frozen=True)
+class Sample:
+    at: float  # monotonic
+    looks: dict[int, Look]  # by rank; only those that live
+
+
+def take(pids: Mapping[int, int]) -> Sample:
+    """`pids`: rank → pid. Takes some 10 ms for each rank, of which the ranks notice nothing."""
+    found, tree, looks = stacks.dump(pids.values()), proc.tree(), {}
+    for rank, pid in pids.items():
+        process = proc.look(pid)
+        if process is None or process.state in "ZX":
+            continue
+        children = {child: now for child in proc.family(pid, tree) if (now := proc.look(child)) and now.state != "Z"}
+        looks[rank] = Look(process, found[pid], proc.uses_gpu(pid), children, sockets.moved([pid, *children]), proc.turns(pid))
+    return Sample(time.monotonic(), looks)
+
+
+@dataclass(frozen=True)
+class Course:
+    """One rank over all samples, at least two. Rates are per second between the first and the last."""
+
+    rank: int
+    looks: tuple[Look, ...]
+    seconds: float
+
+    @property
+    def last(self) -> Look:
+        return self.looks[-1]
+
+    @property
+    def pid(self) -> int:
+        return self.last.process.pid
+
+    def always(self, states: str) -> bool:
+        return all(look.process.state in states for look in self.looks)
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        return self.last.main.frames if self.last.main else ()
+
+    @property
+    def same_place(self) -> bool:
+        """The very same line in every sample."""
+        return bool(self.frames) and all(look.main and look.main.frames == self.frames for look in self.looks)
+
+    @property
+    def same_functions(self) -> bool:
+        here = [(f.file, f.function) for f in self.frames]
+        return bool(here) and all(look.main and [(f.file, f.function) for f in look.main.frames] == here for look in self.looks)
+
+    @property
+    def own_cpu(self) -> float:
+        """CPU share of all threads; 1.0 is one core."""
+        return (self.last.process.cpu_s - self.looks[0].process.cpu_s) / self.seconds
+
+    @property
+    def childrens_cpu(self) -> float:
+        before, now = self.looks[0].children, self.last.children
+        return sum(max(0.0, p.cpu_s - (before[pid].cpu_s if pid in before else 0.0)) for pid, p in now.items()) / self.seconds
+
+    @property
+    def bytes_moved(self) -> float:
+        """Through files, pipes and TCP, by the rank and its children."""
+        first, last = self.looks[0], self.last
+        count = (last.process.io_bytes or 0) - (first.process.io_bytes or 0)
+        for pid, child in last.children.items():
+            before = first.children.get(pid)
+            count += (child.io_bytes or 0) - ((before.io_bytes or 0) if before else 0)
+        count += sum(max(0, total - first.sockets.get(inode, 0)) for inode, total in last.sockets.items())
+        return count / self.seconds
+
+    @property
+    def faults(self) -> float:
+        """Memory that it has begun to use, or read from a mapped file."""
+        return (self.last.process.faults - self.looks[0].process.faults) / self.seconds
+
+    @property
+    def woken(self) -> bool:
+        """It has waited for something that came: each look may find it in the same place, and it goes round all the same."""
+        return self.last.turns != self.looks[0].turns
+
+    @property
+    def new_children(self) -> bool:
+        return any(look.children.keys() != self.looks[0].children.keys() for look in self.looks)
+
+    @property
+    def moves_data(self) -> bool:
+        return self.bytes_moved > IDLE_BYTES or self.faults > IDLE_FAULTS
+
+    @property
+    def children_work(self) -> bool:
+        return self.new_children or self.childrens_cpu > IDLE_SHARE
+
+    @property
+    def idle(self) -> bool:
+        """Nothing at all has happened, in the rank or below it."""
+        return self.own_cpu <= IDLE_SHARE and not self.children_work and not self.moves_data
+
+
+def courses(samples: Sequence[Sample]) -> dict[int, Course]:
+    """Of the ranks that are in all of the samples."""
+    if len(samples) < 2:
+        return {}
+    seconds = max(samples[-1].at - samples[0].at, 1e-3)
+    return {
+        rank: Course(rank, tuple(sample.looks[rank] for sample in samples), seconds)
+        for rank in samples[-1].looks
+        if all(rank in sample.looks for sample in samples)
+    }

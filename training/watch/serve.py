@@ -1,0 +1,67 @@
+"""The end in the rank of training.watch.collectives: torch's own control server, on a socket in the run directory, answers from a
+thread of C++ that needs nobody's leave.
+
+It is a private part of torch (2.5 and newer): without it this evidence is missing, and nothing else. Standard library only, Python
+>= 3.8: lib/run_script.py loads this file into somebody's script.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+from pathlib import Path
+from typing import Iterator  # noqa: UP035 – 3.8
+
+_servers: list[object] = []  # live as long as the process
+
+
+def address(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.sock"
+
+
+def serve(folder: Path, rank: int) -> str:
+    """Called in the rank, before it meets the others. Returns why there is no server, or nothing."""
+    try:
+        from torch._C._distributed_c10d import _WorkerServer  # type: ignore[attr-defined]
+    except ImportError:
+        return "this torch has no control server"
+    path = address(folder, rank)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        with short(str(folder)) as name, _quiet():
+            _servers.append(_WorkerServer(f"{name}/{path.name}"))
+    except (OSError, RuntimeError, TypeError) as error:
+        return f"torch's control server: {str(error).splitlines()[0]}"
+    atexit.register(_remove, path, os.getpid())
+    return ""
+
+
+def _remove(path: Path, pid: int) -> None:
+    if os.getpid() == pid:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+@contextlib.contextmanager
+def short(folder: str) -> Iterator[str]:
+    """A name of the folder that fits the 107 bytes of a socket's address."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{handle}"
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The server announces itself as a warning on standard error."""
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)

@@ -1,0 +1,262 @@
+"""Python stacks of running processes, taken from outside by py-spy: the process needs no code for it and is not stopped.
+
+A stopped process, and one whose interpreter lock is held in C, answer too: py-spy only reads their memory.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.watch import proc
+
+AT_ONCE = 16  # dumps that run side by side
+TRIES = 3  # a stack that changes while it is read gives an error now and then
+_HEADER = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):")
+_FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
+
+_HERE = Path(__file__).resolve().parents[2]
+_BARRIERS = str(_HERE / "training/distributed.py")
+_PLUMBING = (_BARRIERS, str(_HERE / "lib/run_script.py"), str(_HERE / "lib/run_module.py"))
+# torch too where it is no package of the environment: a build of one's own.
+_NOT_OURS = re.compile(
+    r"^<|/(site|dist)-packages/|/lib/python\d+(\.\d+)?/|/python\d+\.zip/"
+    r"|/torch/((nn|distributed|utils|autograd|optim|multiprocessing|cuda|amp|fx|jit|_\w+)/|\w+\.py$)"
+)
+# Where the call into C++ waits for other ranks. torch/distributed holds much else that computes, or reads files.
+_COLLECTIVES = re.compile(
+    r"/torch/distributed/(distributed_c10d|c10d_logger|_functional_collectives|rendezvous|utils|device_mesh|collective_utils)\.py$"
+    r"|/torch/distributed/(nn|elastic/utils|algorithms|fsdp|_composable|tensor)/"
+)
+_DDP = "/torch/nn/parallel/distributed.py"
+_DDP_SYNCS = re.compile(
+    r"__init__|_ddp_init_helper|_pre_forward|_sync_.*|_check_sync_bufs_.*|_\w+_broadcast_coalesced|_match_.*|_find_common_rank"
+)
+_LOADER_WAITS = {"_get_data", "_try_get_data", "_shutdown_workers"}
+
+
+@dataclass(frozen=True)
+class Frame:
+    file: str
+    line: int
+    function: str  # with its class where Python tells it (3.11 and later)
+
+    @property
+    def name(self) -> str:
+        """The function alone."""
+        return self.function.rpartition(".")[2]
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} ({self.function})"
+
+
+@dataclass(frozen=True)
+class Thread:
+    name: str
+    main: bool
+    active: bool  # on a CPU, or ready for one; faulthandler does not tell
+    holds_gil: bool  # neither this
+    frames: tuple[Frame, ...]  # innermost first
+
+
+@dataclass(frozen=True)
+class Stack:
+    pid: int  # 0: not known
+    source: str  # py-spy or faulthandler
+    threads: tuple[Thread, ...]
+
+    @property
+    def main(self) -> Thread | None:
+        return next((thread for thread in self.threads if thread.main), None)
+
+    @property
+    def gil_holder(self) -> Thread | None:
+        return next((thread for thread in self.threads if thread.holds_gil), None)
+
+    def text(self) -> str:
+        """For a file; the main thread first."""
+        lines = [f"pid {self.pid or 'unknown'} ({self.source})"]
+        for thread in sorted(self.threads, key=lambda thread: not thread.main):
+            marks = [text for text, so in (("main", thread.main), ("running", thread.active), ("holds the GIL", thread.holds_gil)) if so]
+            lines.append(f"Thread {thread.name or 'without a name'}" + (f" [{', '.join(marks)}]" if marks else ""))
+            lines += [f"    {frame}" for frame in thread.frames] or ["    no Python code"]
+        return "\n".join(lines) + "\n"
+
+
+def dump(pids: Iterable[int], seconds: float = 5.0) -> dict[int, Stack | str]:
+    """The stacks of these processes, taken at the same time; a sentence where there is none. No call takes longer than `seconds`."""
+    wanted = list(dict.fromkeys(pids))
+    program = _program()
+    if program is None:
+        return dict.fromkeys(wanted, "py-spy is not installed beside this Python, so there are no stacks: python -m pip install py-spy")
+    if not wanted:
+        return {}
+    end = time.monotonic() + seconds
+    with ThreadPoolExecutor(min(AT_ONCE, len(wanted))) as pool:
+        return dict(zip(wanted, pool.map(lambda pid: _dump(program, pid, end), wanted), strict=True))
+
+
+def _program() -> str | None:
+    beside = Path(sys.executable).parent / "py-spy"
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
+
+
+def _dump(program: str, pid: int, end: float) -> Stack | str:
+    answer: Stack | str = "no time was left for it"
+    for attempt in range(TRIES):
+        # Stopping the process gives a consistent stack where reading alone failed; but it interrupts a blocked call, which can
+        # dissolve the very hang, and a process that is stopped already can not be stopped again: the last resort.
+        blocking = attempt == TRIES - 1
+        before = proc.look(pid)
+        if before is None or before.state in "ZX":
+            return f"process {pid} has ended"
+        if blocking and before.state in "TtD":
+            break
+        answer = _ask(program, pid, end, blocking)
+        if blocking:
+            _let_go(pid)
+        if isinstance(answer, Stack) or "py-spy said" not in answer:
+            break
+    return answer
+
+
+def _ask(program: str, pid: int, end: float, blocking: bool) -> Stack | str:
+    left = end - time.monotonic()
+    if left <= 0:
+        return f"process {pid}: py-spy did not answer in time"
+    command = [program, "dump", "--json", *([] if blocking else ["--nonblocking"]), "--pid", str(pid)]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=left, check=False, errors="replace")
+    except subprocess.TimeoutExpired:
+        return f"process {pid}: py-spy did not answer in time"
+    except OSError as error:
+        return f"{program} can not be started: {error.strerror}"
+    if done.returncode == 0:
+        try:
+            return _parsed(pid, json.loads(done.stdout))
+        except (ValueError, KeyError, TypeError):
+            return f"process {pid}: py-spy said something unreadable"
+    return _reason(pid, done.stderr)
+
+
+def _parsed(pid: int, threads: list[dict[str, Any]]) -> Stack:
+    return Stack(
+        pid,
+        "py-spy",
+        tuple(
+            Thread(
+                name=thread["thread_name"] or ("MainThread" if thread["os_thread_id"] == pid else ""),
+                main=thread["os_thread_id"] == pid if thread["os_thread_id"] else thread["thread_name"] in ("MainThread", None),
+                active=thread["active"],
+                holds_gil=thread["owns_gil"],
+                frames=tuple(Frame(frame["filename"], frame["line"], frame["name"]) for frame in thread["frames"]),
+            )
+            for thread in threads
+        ),
+    )
+
+
+def _reason(pid: int, said: str) -> str:
+    now = proc.look(pid)
+    if now is None or now.state in "ZX" or now.command.startswith("["):  # without a command line: it is ending
+        return f"process {pid} has ended"
+    if re.search(r"permission denied|operation not permitted", said, re.I):
+        return (
+            f"process {pid} may not be looked into: run this as its user or as root, and see /proc/sys/kernel/yama/ptrace_scope"
+            " (0: allowed; in a container: --cap-add=SYS_PTRACE)"
+        )
+    if "find python version" in said or "find a python" in said.lower():
+        return f"process {pid} is not Python"
+    lines = [line.strip() for line in said.partition("Stack backtrace")[0].splitlines() if line.strip()]
+    return f"process {pid}: py-spy said: {'; '.join(lines)[:200] or 'nothing'}"
+
+
+def _let_go(pid: int) -> None:
+    """A py-spy that was ended in the middle may leave the process stopped; it was not before."""
+    now = proc.look(pid)
+    if now is not None and now.state == "T":
+        os.kill(pid, signal.SIGCONT)
+
+
+def from_faulthandler(path: Path) -> Stack | None:
+    """The last dump in a file to which faulthandler writes at each SIGUSR2 (training.rank, lib/run_script.py)."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    threads: list[tuple[str, str, list[Frame]]] = []  # id, name, frames
+    for line in lines:
+        if header := _HEADER.match(line):
+            threads.append((header[1], header[2] or "", []))
+        elif threads and (frame := _FRAME.match(line)):
+            threads[-1][2].append(Frame(frame[1], 0 if frame[2] == "???" else int(frame[2]), frame[3]))
+    if not threads:
+        return None
+    # Python lists the newest thread first: the main thread ends each dump.
+    main = threads[-1][0]
+    before = [number for number, (thread, _, _) in enumerate(threads[:-1]) if thread == main]
+    last = threads[before[-1] + 1 if before else 0 :]
+    return Stack(
+        0,
+        "faulthandler",
+        tuple(
+            Thread("MainThread" if thread == main else name, thread == main, False, False, tuple(frames)) for thread, name, frames in last
+        ),
+    )
+
+
+def own(frames: Iterable[Frame]) -> Frame | None:
+    """The innermost frame of the user's own code; the innermost of all where there is none."""
+    listed = list(frames)
+    return next((f for f in listed if not _NOT_OURS.search(f.file) and f.file not in _PLUMBING), listed[0] if listed else None)
+
+
+def in_collective(thread: Thread) -> str | None:
+    """What this thread waits in for other ranks, or None. 'backward' may compute as well: its CPU use tells."""
+    if not thread.frames:
+        return None
+    inner = thread.frames[0]
+    if inner.file.endswith("/torch/autograd/graph.py") and inner.name == "_engine_run_backward":
+        return "backward"
+    if inner.file == _BARRIERS:
+        return inner.name
+    if inner.file.endswith(_DDP):
+        return f"DistributedDataParallel.{_method(inner)}" if _DDP_SYNCS.fullmatch(inner.name) else None
+    if not _COLLECTIVES.search(inner.file):
+        return "wait" if _waits_in_c(inner) else None
+    name = None
+    for frame in thread.frames:
+        if frame.file.endswith(_DDP):
+            return f"DistributedDataParallel.{_method(frame)}"
+        if not _COLLECTIVES.search(frame.file):
+            break
+        if not frame.name.startswith("_") and frame.name != "wrapper":  # torch's log of collectives wraps all of them
+            name = frame.name
+    return name or inner.name
+
+
+def waits_for_worker(thread: Thread) -> bool:
+    """In the data loader of torch, for a batch or for the end of its worker processes."""
+    return any(f.file.endswith("/torch/utils/data/dataloader.py") and f.name in _LOADER_WAITS for f in thread.frames)
+
+
+def _method(frame: Frame) -> str:
+    return "__init__" if frame.name in ("__init__", "_ddp_init_helper") else "forward"
+
+
+def _waits_in_c(frame: Frame) -> bool:
+    """`work.wait()` of a collective is C++ and has no frame: the line that calls it tells. All other kinds of wait() in common use
+    are Python, and would be the innermost frame themselves."""
+    return not _NOT_OURS.search(frame.file) and re.search(r"(?<!\bos)\.wait\(", linecache.getline(frame.file, frame.line)) is not None

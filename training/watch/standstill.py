@@ -1,0 +1,212 @@
+"""Is it a standstill, and whose fault? By stacks and /proc alone, for ranks that know nothing of us. Only what is certain is a finding;
+in any other case the answer is a sentence that tells what speaks against it."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from training.watch import proc, stacks
+from training.watch.finding import BLOCKED, HANG, STOPPED, UNEVEN, Finding
+from training.watch.sampling import IDLE_SHARE, Course, Sample, courses
+from training.watch.stacks import Frame, Stack, in_collective, own, waits_for_worker
+
+# How some of the sentences begin, for those who want to tell them apart.
+BLIND, QUIET, PAUSED = "no stack of ", "nobody waits for another rank, nobody does anything: ", "stopped (SIGSTOP): "
+LOOPS = "in the same Python functions all the time, an endless loop or long work: "
+BURST = 20  # dumps in a row of a rank that may spin: all of them must be the same
+BURST_GIL = 0.9
+# A call that waits until the GPU has come so far: with NCCL this is where an innocent rank is found.
+_DEVICE = re.compile(r"\.(item|cpu|tolist|numpy|synchronize|nonzero)\(|\bfloat\(|\bprint\(")
+
+Burst = Callable[[int], list[Stack | str]]
+
+
+def judge(
+    samples: Sequence[Sample],
+    ended: Mapping[int, int],
+    *,
+    burst: Burst | None = None,
+    elsewhere: bool = False,
+    alone: bool = False,
+) -> Finding | str:
+    """`samples`: of at least two moments. `ended`: rank → status of those that are gone. `elsewhere`: ranks of other machines may be
+    waited for. `burst`: takes many stacks of a pid in a row; without it an endless loop is never told from a long computation.
+    `alone`: they reach back so far that a data loader which gets nothing is a standstill also where no rank waits for another."""
+    seen = courses(samples)
+    if not seen or (samples and seen.keys() != samples[-1].looks.keys()):
+        return "the ranks were not there in every sample"
+    stopped = [c for c in seen.values() if c.always("Tt")]
+    if stopped and len(stopped) < len(seen):
+        c = stopped[0]
+        by = "held by a debugger" if c.always("t") else f"stopped (SIGSTOP); go on: kill -CONT {c.pid}"
+        return _finding(STOPPED, c, f"is {by}", seen)
+    if stopped:
+        return f"{PAUSED}all ranks; go on: kill -CONT {' '.join(str(c.pid) for c in stopped)}"
+    blind = [f"rank {c.rank}: {c.last.stack}" for c in seen.values() if all(isinstance(look.stack, str) for look in c.looks)]
+    if blind:
+        return f"{BLIND}{'; '.join(blind)}"
+    waiting = {c.rank: name for c in seen.values() if (name := waits(c))}
+    others = [c for c in seen.values() if c.rank not in waiting]
+    going_round = [c.rank for c in others if c.woken and c.last.main and in_collective(c.last.main)]
+    if going_round:
+        return f"collectives go on: {'; '.join(f'rank {rank} {_doing(seen[rank])}' for rank in going_round)}"
+    if not waiting:
+        return _nobody_waits(seen, alone)
+    if not others:
+        return _all_wait(seen, waiting, ended, elsewhere)
+    guilty = []
+    for c in others:
+        how = _stands_still(c, burst)
+        if how is None:
+            what = LOOPS if spins(c) else "one of them works: "
+            return f"{what}rank {c.rank} {_doing(c)}; {_waiters(waiting)}"
+        guilty.append((c, how))
+    c, how = guilty[0]
+    if len(guilty) > 1:
+        how += "; so do " + ", ".join(f"rank {o.rank} {text}" for o, text in guilty[1:])
+    return _finding(BLOCKED if c.always("D") else HANG, c, how, seen)
+
+
+def waits(c: Course) -> str | None:
+    """What this rank waits in for other ranks or for its GPU, all the time and in the same place; None: it does not."""
+    main = c.last.main
+    if main is None or not c.same_place or c.children_work:
+        return None
+    name = in_collective(main)
+    if name is None and c.last.gpu and not any(look.main and look.main.holds_gil for look in c.looks) and _for_device(main.frames[0]):
+        name = "the GPU"
+    # Who looks for the others' meeting point tries again and again; every other wait is a single one.
+    if name is None or c.moves_data or (c.woken and name != "init_process_group"):
+        return None
+    # On a CPU a collective that waits uses none; 'backward' may be the computation itself. A GPU is often waited for in a busy loop.
+    return name if c.last.gpu or c.idle else None
+
+
+def _for_device(frame: Frame) -> bool:
+    if frame.file.endswith(("/torch/cuda/__init__.py", "/torch/cuda/streams.py")):
+        return frame.name == "synchronize"
+    return _DEVICE.search(linecache.getline(frame.file, frame.line)) is not None
+
+
+def _all_wait(seen: dict[int, Course], waiting: dict[int, str], ended: Mapping[int, int], elsewhere: bool) -> Finding | str:
+    done = sorted(rank for rank, status in ended.items() if status == 0)
+    since = _since(seen)
+    if done:
+        who = f"rank {', '.join(map(str, done))}"
+        how = f"has finished (status 0), the others wait for {'it' if len(done) == 1 else 'them'}"
+        how = how if len(done) == 1 else f"{how}: {who}"
+        return Finding(UNEVEN, done[0], None, how, _places(seen), _stacks(seen), since)
+    if elsewhere:  # somebody there may evaluate; if he is stuck, his own machine's watch names him
+        return "all ranks here wait, for a rank of another machine perhaps: " + _waiters(waiting)
+    places = _places(seen)
+    if len(seen) == 1:
+        return f"the only rank here {places[min(places)]}"
+    if len(set(places.values())) > 1:
+        how = "all ranks wait for each other, in different places: uneven batches, or a branch that not all of them take"
+        return Finding(UNEVEN, None, None, how, places, _stacks(seen), since)
+    how = "all ranks wait for each other, in the same place: the network between them, or a device"
+    return Finding(HANG, None, None, how, places, _stacks(seen), since)
+
+
+def _nobody_waits(seen: dict[int, Course], alone: bool) -> Finding | str:
+    """Without a rank that waits for another one, only a data loader that gets nothing from idle workers is certain: a script may
+    sleep, serve or poll as long as it likes."""
+    shown = "; ".join(f"rank {c.rank} {_doing(c)}" for c in seen.values())
+    if not all(c.idle and c.same_functions for c in seen.values()):
+        return shown
+    if not (alone and all(c.last.main and waits_for_worker(c.last.main) for c in seen.values())):
+        return f"{QUIET}{shown}"
+    first = seen[min(seen)]
+    return _finding(HANG, first, _at_worker(first)[0], seen)
+
+
+def _stands_still(c: Course, burst: Burst | None) -> str | None:
+    """What a rank that waits for no other one does; None: it works, or may work."""
+    main = c.last.main
+    if main is None:
+        return None
+    frame = own(main.frames)
+    if c.always("D") and not c.moves_data:
+        return f"is blocked in I/O ({c.last.process.waits_in or 'uninterruptible'}) at {frame}"
+    if c.idle and c.same_functions and waits_for_worker(main):
+        return _at_worker(c)[0]
+    if c.idle and c.same_place:
+        if all(look.main and look.main.holds_gil for look in c.looks):
+            return f"holds the GIL in C, called at {frame}"
+        return f"stands at {frame}" + (f", waiting in {name} since others have left it" if (name := in_collective(main)) else "")
+    if burst and spins(c) and _still_spins(c, burst(c.pid)):
+        return f"spins at {frame}, and holds the GIL"
+    return None
+
+
+def spins(c: Course) -> bool:
+    """May this be an endless loop? Python code of the same functions that never lets go of its core and touches nothing new."""
+    # Always ready to run; what it gets of a core depends on how many others want it.
+    computing = c.last.process.main_cpu_s - c.looks[0].process.main_cpu_s > IDLE_SHARE * c.seconds
+    alone = not c.children_work and not c.moves_data
+    return computing and alone and c.always("R") and c.same_functions and all(look.main and look.main.holds_gil for look in c.looks)
+
+
+def _still_spins(c: Course, taken: list[Stack | str]) -> bool:
+    here = [(f.file, f.function) for f in c.frames]
+    mains = [stack.main for stack in taken if isinstance(stack, Stack) and stack.main]
+    same = [main for main in mains if [(f.file, f.function) for f in main.frames] == here]
+    return len(mains) >= BURST // 2 and len(same) == len(mains) and sum(main.holds_gil for main in mains) >= BURST_GIL * len(mains)
+
+
+def _at_worker(c: Course) -> tuple[str, Frame | None]:
+    """The worker that does not answer: one that is stopped or blocked, or one that stands in the dataset's own code. Idle ones wait
+    for work in torch's."""
+    pids = [pid for pid in proc.workers(c.pid) if pid in c.last.children]
+    found = stacks.dump(pids)
+    for pid in pids:
+        state, stack = c.last.children[pid].state, found[pid]
+        frame = own(stack.main.frames) if isinstance(stack, Stack) and stack.main else None
+        busy_there = frame is not None and "/torch/utils/data/" not in frame.file
+        if state in "TtD" or busy_there:
+            what = {"T": "is stopped (SIGSTOP)", "t": "is held by a debugger", "D": "is blocked in I/O"}.get(state, "stands")
+            return f"waits for its data-loader worker (pid {pid}), which {what}{f' at {frame}' if frame else ''}", frame
+    return f"waits for its data-loader workers (pid {', '.join(map(str, pids)) or 'none is left'}), which do nothing", None
+
+
+def _finding(kind: str, guilty: Course, how: str, seen: dict[int, Course]) -> Finding:
+    main = guilty.last.main
+    frame = own(main.frames) if main else None
+    if main and waits_for_worker(main):
+        frame = _at_worker(guilty)[1] or frame
+    places = {rank: place for rank, place in _places(seen).items() if rank != guilty.rank}
+    return Finding(kind, guilty.rank, f"{frame.file}:{frame.line}" if frame else None, how, places, _stacks(seen), _since(seen))
+
+
+def _places(seen: dict[int, Course]) -> dict[int, str]:
+    return {rank: _doing(c) for rank, c in seen.items()}
+
+
+def _doing(c: Course) -> str:
+    main = c.last.main
+    frame = own(main.frames) if main else None
+    at = f" at {frame}" if frame else ""
+    if c.always("Tt"):
+        return f"is stopped{at}"
+    if name := waits(c):
+        return f"waits in {name}{at}"
+    busy = f"{100 * c.own_cpu:.0f} % of a core"
+    if c.children_work:
+        busy += f", its children {100 * c.childrens_cpu:.0f} %"
+    if c.moves_data:
+        busy += f", {c.bytes_moved / 1e3:.0f} kB/s"
+    return f"is{at}, {busy}" if at else f"is not seen, {busy}"
+
+
+def _waiters(waiting: dict[int, str]) -> str:
+    return ", ".join(f"rank {rank} waits in {name}" for rank, name in sorted(waiting.items()))
+
+
+def _stacks(seen: dict[int, Course]) -> dict[int, Stack | str]:
+    return {rank: c.last.stack for rank, c in seen.items()}
+
+
+def _since(seen: dict[int, Course]) -> float:
+    return next(iter(seen.values())).seconds

@@ -1,0 +1,51 @@
+"""The watch of one start: by heartbeats where the ranks are our own training, by stacks and silence where they are somebody's script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from training import heartbeat, rundir
+from training.launch.team import Team, is_script
+from training.watch import collectives, proc, record
+from training.watch.finding import DESYNC, Finding
+from training.watch.native import Watch
+from training.watch.scripts import ScriptWatch
+
+
+class RanksWatch:
+    """Of the ranks of one machine; `look()` is called a few times a second."""
+
+    def __init__(self, run: rundir.RunDir, plan: Mapping[str, Any], team: Team) -> None:
+        self.run, self.team = run, team
+        self._ours = self._script = None
+        if is_script(dict(plan)):
+            self._script = ScriptWatch(float(plan["config"]["hang_timeout"]), elsewhere=len(team.ranks) < team.world_size)
+        else:
+            self._ours = Watch(run, plan, team.ranks)
+
+    def output(self) -> None:
+        """A rank has written something."""
+        if self._script:
+            self._script.output()
+
+    def patience_s(self, beat: heartbeat.Beat) -> float:
+        """For a rank that has been asked to stop: its phase may take so long."""
+        return self._ours.patience_s(beat) if self._ours else 0.0
+
+    def look(self, started: Mapping[int | None, int], ended: Mapping[int, int]) -> Finding | None:
+        """`started`: rank → pid of what lives; torchrun, which has ranks of its own, is None. `ended`: rank → status."""
+        pids = {rank: pid for rank, pid in started.items() if rank is not None}
+        if self._ours:
+            return self._ours.look(pids or {b.rank: b.pid for b in heartbeat.read_all(self.run.heartbeats, self.team.ranks)})
+        assert self._script
+        pids = pids or proc.ranks(started[None])
+        found = self._script.look(pids, ended)
+        return record.keep(self.run, self._compared(found, pids), found.texts()) if found else None
+
+    def _compared(self, found: Finding, ranks: Iterable[int]) -> Finding:
+        """A script whose ranks stand still, seen by what they have called."""
+        calls = {rank: called for rank in ranks if (called := collectives.read(self.run.ranks, rank)) is not None}
+        different = collectives.mismatch(calls)
+        return replace(found, kind=DESYNC, rank=different.rank, how=str(different)) if different else found
