@@ -174,7 +174,7 @@ def main() -> int:
     if flags.parse(own_script.split(sys.argv[2:])[0]).on("help"):  # --help=true; the scripts answer --help themselves
         print("\n".join(option_lines()))
         return 0
-    if flags.parse(sys.argv[2:]).flags.get("inject", ("",))[0] == "list":
+    if flags.parse(own_script.split(sys.argv[2:])[0]).flags.get("inject", ("",))[0] == "list":
         from training import inject
 
         print(inject.overview())

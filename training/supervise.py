@@ -96,11 +96,11 @@ def _together(run: rundir.RunDir, plan: dict[str, Any], line: Line, token: str) 
         if not outcome.guilty and not outcome.killed:
             line.tell({"ended": int(code)})
             return _regular_end(run, plan, code, recovery.finish()) if first else _node_end(run, code)
-        own = verdict.failure(outcome, run, plan) | {"node": plan["place"]["node_rank"]}
+        own = {"node": plan["place"]["node_rank"]} | verdict.failure(outcome, run, plan)
         record = line.settle(own)
         _keep_failure(run, record)
         console.error(f"training failed\n{verdict.card(record)}")
-        chosen = recovery.choose(record, outcome) if first else None
+        chosen = recovery.choose(record, outcome, line.missing()) if first else None
         order = line.decide({"changes": chosen.changes, "why": chosen.why} if chosen else None)
         if order is None:
             return int(recovery.stopped or record["exit_code"])

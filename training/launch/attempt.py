@@ -16,7 +16,7 @@ from training.errors import Exit
 from training.host import process
 from training.host.gpus import one_line
 from training.launch import ended, spawn, team
-from training.launch.line import Line
+from training.launch.line import SILENT, Line, Lost
 from training.launch.output import Output
 from training.launch.team import Team, is_script
 from training.watch import death, serve
@@ -45,6 +45,7 @@ class Outcome:
     asked: Exit = Exit.DONE  # PREEMPTED or INTERRUPTED when a signal asked to stop
     killed: bool = False  # asked twice, or the ranks did not stop
     elsewhere: bool = False  # a rank of another machine failed first
+    lost: Lost | None = None  # a machine that is gone or silent, when that ended it
     ours: bool = True  # our own training; False: somebody's script
     torn_down: bool = False  # a script had come to its end, and was aborted after it
 
@@ -169,7 +170,9 @@ class Attempt:
 
     def _fail(self) -> None:
         self._failed_at = time.monotonic()
-        if self.line and not self.outcome.elsewhere:
+        if self.line:
+            self.outcome.lost = self.outcome.lost or self.line.overdue()  # unless the rank says something better (verdict)
+        if self.line and (not self.outcome.elsewhere or self.outcome.lost):
             rank, status = self.outcome.guilty or (None, 0)
             self.line.tell({"failed": {"rank": rank, "status": status}})
 
@@ -177,19 +180,30 @@ class Attempt:
         """What the supervisor of another machine says."""
         assert self.line
         for message in self.line.read(node):
-            if "gone" in message:
+            if isinstance(lost := message.get("gone"), Lost):
                 self._selector.unregister(fd)
-                if node in self._ended_nodes or self._failed_at is not None:
-                    continue
-                console.warning(f"node {node} is gone: {message['gone']}")
+                self._lose(lost)
             elif "ended" in message:
                 self._ended_nodes.add(node)
-                continue
-            if "record" in message:
-                self.line.failed = message["record"]
-            if self.outcome.guilty is None:
-                self.outcome.elsewhere, self.outcome.guilty = True, (None, 0)
-                self._fail()
+            else:
+                self.line.failed = message.get("record") or self.line.failed
+                self._failed_elsewhere()
+
+    def _lose(self, lost: Lost) -> None:
+        """A machine is not there any more. Is it only silent, our ranks wait for it and have nothing more to say."""
+        if lost.node in self._ended_nodes or self._failed_at is not None:
+            return
+        console.error(lost.text)
+        self.run.event("verdict", kind=lost.kind, rank=None, where=None, phase=None, text=lost.text)
+        self.outcome.lost, self.outcome.phases = lost, {b.rank: str(b) for b in self._beats()}
+        self._failed_elsewhere()
+        if lost.kind == SILENT:
+            self._kill()
+
+    def _failed_elsewhere(self) -> None:
+        if self.outcome.guilty is None:
+            self.outcome.elsewhere, self.outcome.guilty = True, (None, 0)
+            self._fail()
 
     def _beats(self) -> list[heartbeat.Beat]:
         return heartbeat.read_all(self.run.heartbeats, self.team.ranks)
@@ -248,7 +262,11 @@ class Attempt:
             self._kill()
         if self._first_end is not None and now - self._first_end > CLOSING_S and all(b.phase == heartbeat.FINISHED for b in beats):
             self._kill()
-        if self.outcome.guilty is None and self._asked_at is None and (found := self._look()):
+        for lost in self.line.watch(min((b.age_s for b in beats if b.phase != heartbeat.FINISHED), default=0.0)) if self.line else []:
+            self._lose(lost)
+        # Whom do they all wait for? While another machine does not answer, it is not known that it is a rank.
+        answered = self.line is None or not self.line.overdue()
+        if self.outcome.guilty is None and self._asked_at is None and answered and (found := self._look()):
             self._hang(found)
 
     def _look(self) -> Finding | None:

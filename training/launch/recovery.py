@@ -40,12 +40,15 @@ class Recovery:
             self.begin(chosen)
         return chosen is not None
 
-    def choose(self, record: dict[str, Any], outcome: Outcome) -> Restart | None:
-        """What is done about a failure, said; None: that was the end (`stopped`: since somebody has asked to stop)."""
+    def choose(self, record: dict[str, Any], outcome: Outcome, missing: str = "") -> Restart | None:
+        """What is done about a failure, said; None: that was the end (`stopped`: since somebody has asked to stop).
+        `missing`: machines that can not take part."""
         beats = heartbeat.read_all(self.run.heartbeats)
         self._failed_at = max((b.wall_time for b in beats), default=record["time"])
         failure = self._failure(record)
         chosen = remedy(failure, self.plan, self._failures) if outcome.asked == Exit.DONE else GiveUp("")
+        if isinstance(chosen, Restart) and missing:
+            chosen = GiveUp(f"{missing} can not be reached any more")
         if isinstance(chosen, Restart) and failure.saved and (apart := self._nodes_apart()):
             chosen = GiveUp(f"{apart} can not see the checkpoints: several machines start again on a common disk only")
         if isinstance(chosen, GiveUp):

@@ -17,6 +17,7 @@ from training.host.process import STOP_SIGNALS
 from training.launch import cause as causes
 from training.launch import ended
 from training.launch.attempt import Outcome
+from training.launch.line import GONE, SILENT
 from training.launch.output import tail
 from training.summary import next_command
 from training.watch.finding import DESYNC, UNEVEN, Finding
@@ -68,9 +69,13 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
     rank = own["guilty_rank"] if own else rank
     log = next((f for r in (rank, said_by) if r is not None and (f := run.rank_log(r)).exists()), run.ranks / "torchrun.log")
     cause, kind, summary = _what(outcome, run, plan, status, own, tail(log, LAST_WORDS))
+    lost = outcome.lost if kind != ASKED and (outcome.here is None or (own and causes.is_victim(own))) else None
+    if lost:  # what our ranks say of it is only that they have lost the others
+        rank, own, cause, kind, summary = None, None, lost.cause, lost.kind, lost.text
     return {
         "cause": cause,
         "kind": kind,
+        **({"node": lost.node} if lost else {}),
         "victim": own is not None and causes.is_victim(own),
         "rank": rank,
         "step": _step(run, rank),
@@ -84,7 +89,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
         "status": status,
         "exit_code": int(exit_code(outcome)),
         "evidence": _stack(found) if found else _last_lines(log),
-        "log": str(log),
+        "log": plan["log_file"] if lost else str(log),
         "advice": _advice(cause, kind, status, run, plan) if outcome.ours else _advice_for_script(outcome, run),
         "time": time.time(),
     }
@@ -156,6 +161,9 @@ def _advice(cause: str, kind: str, status: int, run: rundir.RunDir, plan: dict[s
     if cause == "disk_full":
         free = shutil.disk_usage(run.path).free / 1e6
         return [f"make room below {run.path.parent} ({free:.0f} MB free), then {next_command(plan, run)}"]
+    if kind in (SILENT, GONE):
+        again = f"then the same command on every machine; node 0 goes on from the last checkpoint: {next_command(plan, run)}"
+        return ["is that machine up, and does `ping` reach it from here? a cable, a switch, a firewall, its own log", again]
     if cause == "gpu_oom":
         return _smaller_batch(run, plan)
     if cause == "nan_loss":
@@ -201,6 +209,7 @@ def card(record: dict[str, Any]) -> str:
     """The failure for people."""
     who = f"rank {record['rank']}" if record["rank"] is not None else "no single rank"
     who += f" on node {record['node']}" if "node" in record else ""
+    who = f"node {record['node']}" if record["kind"] in (SILENT, GONE) else who
     lines = [
         f"Cause      {record['cause']}: {record['summary']}",
         f"Who        {who}" + (f", in {record['phase']}" if record["phase"] else ""),

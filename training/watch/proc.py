@@ -77,17 +77,6 @@ def workers(pid: int) -> list[int]:
     return [child for child in family(pid) if is_python(child, own)]
 
 
-def ranks(pid: int) -> dict[int, int]:
-    """rank → pid, of the ranks that this process (torchrun, say) has started."""
-    children = tree()
-    found: dict[int, int] = {}
-    for child in family(pid, children):
-        number = environment(child).get("RANK", "")
-        if number.isdecimal():
-            found.setdefault(int(number), child)  # what a rank starts has its variables too, and comes after it
-    return found
-
-
 def turns(pid: int) -> int:
     """How often the thread that computes (the main thread, or torch's own for backward on a GPU) has gone to sleep: one that waits for
     something that does not come has done so for the last time."""

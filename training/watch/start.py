@@ -8,7 +8,7 @@ from typing import Any
 
 from training import heartbeat, rundir
 from training.launch.team import Team, is_script
-from training.watch import collectives, proc, record
+from training.watch import collectives, ranks, record
 from training.watch.finding import DESYNC, Finding
 from training.watch.native import Watch
 from training.watch.scripts import ScriptWatch
@@ -40,12 +40,12 @@ class RanksWatch:
         if self._ours:
             return self._ours.look(pids or {b.rank: b.pid for b in heartbeat.read_all(self.run.heartbeats, self.team.ranks)})
         assert self._script
-        pids = pids or proc.ranks(started[None])
+        pids = pids or ranks.below(started[None])
         found = self._script.look(pids, ended)
         return record.keep(self.run, self._compared(found, pids), found.texts()) if found else None
 
-    def _compared(self, found: Finding, ranks: Iterable[int]) -> Finding:
+    def _compared(self, found: Finding, numbers: Iterable[int]) -> Finding:
         """A script whose ranks stand still, seen by what they have called."""
-        calls = {rank: called for rank in ranks if (called := collectives.read(self.run.ranks, rank)) is not None}
+        calls = {rank: called for rank in numbers if (called := collectives.read(self.run.ranks, rank)) is not None}
         different = collectives.mismatch(calls)
         return replace(found, kind=DESYNC, rank=different.rank, how=str(different)) if different else found
