@@ -9,7 +9,11 @@ from __future__ import annotations
 import os
 import sys
 
-from training.rank import main
+from training.host import process
 
 if __name__ == "__main__":
+    process.die_of_stop_signals()  # silently, as long as there is nothing to save: importing takes a moment too
+
+    from training.rank import main
+
     sys.exit(main(sys.argv[1:], os.environ))

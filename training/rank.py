@@ -44,7 +44,6 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
 
         print(inject.overview())
         return 0
-    process.die_of_stop_signals()  # silently, as long as there is nothing to save
     run: rundir.RunDir | None = None
     try:
         if rundir.VARIABLE in environ and SUPERVISED in environ:
@@ -161,7 +160,7 @@ def _live(run: rundir.RunDir, plan: Plan, world: World) -> Exit:
     """Train and, on rank 0, write the summary."""
     from training import summary
     from training.distributed import barrier, cleanup
-    from training.engine import closing, evaluate, session, trainer
+    from training.engine import closing, evaluate, failure, session, trainer
     from training.engine.record import Recorder
     from training.engine.steps import StopRequest
 
@@ -169,6 +168,7 @@ def _live(run: rundir.RunDir, plan: Plan, world: World) -> Exit:
     started = time.time()
     if world.device.type == "cpu":
         allocator.keep_freed_memory()
+    failure.reserve()
     data = _data(run, plan, world)
     stop.listen()  # before this there is nothing to save, and a signal ends the rank
     heartbeat.current.beat("building the model")

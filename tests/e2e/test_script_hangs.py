@@ -78,7 +78,7 @@ def test_uneven_batches(faulty: Faulty) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["slow_eval", "upload", "quiet"])
+@pytest.mark.parametrize("fault", ["slow_eval", "upload", "quiet", "slow_data"])
 def test_what_takes_its_time_is_left_alone(faulty: Faulty, fault: str) -> None:
     run = faulty(fault, str(5 * FLOOR_S))
     assert run.wait() == 0, run.output[-3000:]

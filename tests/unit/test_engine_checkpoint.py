@@ -6,15 +6,17 @@ import os
 import random
 import resource
 import shutil
+import signal
 import threading
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from training.config.schema import Config
-from training.engine import checkpoint, optim
+from training.engine import checkpoint, manifest, optim
 from training.engine.checkpoint import Position
 from training.engine.model import GPT
 from training.engine.shape import Shape
@@ -119,7 +121,7 @@ def test_what_can_not_be_removed_is_said_and_the_others_are(tmp_path: Path, part
     (tmp_path / "step_00000001").symlink_to(elsewhere)  # which rmtree refuses
     save(tmp_path, 2, parts, keep=9)
     said = checkpoint.prune(checkpoint.save(tmp_path, Position(3), {}, FACTS), 1)
-    assert said.startswith(f"old checkpoints can not be removed: {tmp_path / 'step_00000001'}: ")
+    assert said == f"old checkpoints can not be removed: {tmp_path / 'step_00000001'}: a symbolic link"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["elsewhere", "step_00000001", "step_00000003"]
 
 
@@ -173,6 +175,32 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path, parts: Parts) -> None:
     save(tmp_path, 1, parts)
     loaded = checkpoint.latest(tmp_path)
     assert loaded and loaded.position.step == 1
+
+
+@pytest.mark.parametrize("act", ["prune", "save again"])
+def test_killed_while_it_removes_one_it_leaves_none_that_is_half(tmp_path: Path, parts: Parts, act: str) -> None:
+    paths = [save(tmp_path, step, parts) for step in (1, 2, 3)]
+    child = os.fork()
+    if not child:  # from here on a process of its own, which dies at the first file that it removes
+        real = os.unlink
+
+        def last(*args: Any, **more: Any) -> None:
+            real(*args, **more)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        os.unlink = last
+        try:
+            checkpoint.prune(paths[-1], 1) if act == "prune" else checkpoint.save(tmp_path, Position(3), {}, FACTS)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    left = manifest.all_in(tmp_path)
+    assert left == (paths[1:] if act == "prune" else paths[:2])
+    loaded = checkpoint.latest(tmp_path)
+    assert loaded and loaded.path == left[-1] and not loaded.skipped
+    assert all({"state.pt", "manifest.json"} == {file.name for file in path.iterdir()} for path in left)
+    checkpoint.remove_leftovers(tmp_path)
+    assert sorted(tmp_path.iterdir()) == left
 
 
 def test_leftover_of_a_killed_save_is_ignored(tmp_path: Path, parts: Parts) -> None:

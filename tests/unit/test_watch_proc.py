@@ -95,6 +95,17 @@ if __name__ == "__main__":
     assert workers == sorted([forked, spawned])
 
 
+def test_who_goes_round_is_not_who_waits(tmp_path: Path) -> None:
+    with targets.running(tmp_path, targets.LOCK) as (pid, _, _):
+        targets.asleep(pid, "futex")
+        before = proc.turns(pid)
+        assert before > 0 and proc.turns(pid) == before
+    with targets.running(tmp_path, "import time\nprint('ready', flush=True)\nwhile True:\n    time.sleep(0.01)\n") as (pid, _, _):
+        before = proc.turns(pid)
+        wait_until(lambda: proc.turns(pid) > before + 3, 20, "it goes round")
+    assert proc.turns(pid) == 0
+
+
 def test_environment(tmp_path: Path) -> None:
     with targets.running(tmp_path, targets.SPIN, env={"RANK": "3", "ODD": "a=b\nc"}) as (pid, _, _):
         found = proc.environment(pid)

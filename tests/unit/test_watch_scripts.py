@@ -247,6 +247,15 @@ def test_backward_that_computes_is_no_waiting() -> None:
     assert isinstance(found, Finding) and found.rank is None
 
 
+def test_ranks_that_are_always_met_in_the_same_place_and_go_on() -> None:
+    # One waits for its data in every step, the other for it: each look may find both where they were, with next to no CPU.
+    sleeps = look(MINE)
+    goes_on = dataclasses.replace(reduce(), turns=3)
+    said = judged((sleeps, sleeps), (reduce(), goes_on))
+    assert said == "collectives go on: rank 1 is at /home/me/train.py:7 (step), 0 % of a core"
+    assert isinstance(judged((sleeps, sleeps), (goes_on, goes_on)), Finding)
+
+
 def test_a_rank_that_waits_for_its_gpu_is_innocent(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("total += loss.item()\n")

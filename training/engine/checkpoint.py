@@ -9,6 +9,7 @@ checksum, and the checkpoint before is used.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -91,7 +92,7 @@ def save(folder: Path, position: Position, state: dict[str, Any], facts: dict[st
             raise OSError(f"the disk does not give back what was written to {work / 'state.pt'}")
         os.chmod(work, 0o755)
         if final.exists():  # the same step after a resume
-            shutil.rmtree(final)
+            _remove(final)
         _sync_folder(work)  # the files' names, before the folder gets the name that says it is whole
         work.rename(final)
         _sync_folder(folder)
@@ -108,14 +109,24 @@ def prune(newest: Path, keep: int) -> str:
     left = []
     for old in [*found[: max(0, at - keep + 1)], *found[at + 1 :]]:
         try:
-            shutil.rmtree(old)
+            _remove(old)
         except OSError as error:
             left.append(f"{old}: {error.strerror}")
     return f"old checkpoints can not be removed: {'; '.join(left)}" if left else ""
 
 
+def _remove(path: Path) -> None:
+    """Its name goes first, at once: a process that is killed meanwhile leaves nothing half that is named like a checkpoint."""
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "a symbolic link")
+    work = path.with_name(f"{TEMPORARY}{path.name}")
+    shutil.rmtree(work, ignore_errors=True)
+    path.rename(work)
+    shutil.rmtree(work)
+
+
 def remove_leftovers(folder: Path) -> None:
-    """What a killed process had begun to write."""
+    """What a killed process had begun to write or to remove."""
     for path in folder.glob(f"{TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
 

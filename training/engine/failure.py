@@ -12,14 +12,24 @@ from typing import Any
 from training import heartbeat, rundir
 from training.errors import RANK_DISK_FULL, RANK_FAILED
 
+_reserved: list[int] = []
+
+
+def reserve() -> None:
+    """Descriptors for the last words of a process that has none left: a log, a temporary file, a source file for the traceback."""
+    if not _reserved:
+        _reserved.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(3))
+
 
 def record(run: rundir.RunDir, rank: int, error: BaseException) -> int:
     """Write ranks/rank<r>.error.json, and the traceback to the rank's own log; to the console only where no supervisor
     shows the one card that matters (a victim's traceback is no news). Returns the status to leave with."""
+    while _reserved:
+        os.close(_reserved.pop())
     disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     status = RANK_DISK_FULL if disk_full else RANK_FAILED
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [f for f in frames if "site-packages" not in f.filename] or list(frames)
+    ours = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith("<")] or list(frames)
     where = f"{ours[-1].filename}:{ours[-1].lineno}" if ours else ""
     beat = heartbeat.read(run.heartbeat(rank))
     facts: dict[str, Any] = {

@@ -30,6 +30,7 @@ BY_TEXT = {
     "gpu_oom": re.compile(r"CUDA out of memory|CUDA error: out of memory|Cuda failure.{0,5}'out of memory'|CUBLAS_STATUS_ALLOC_FAILED"),
     "dataloader_worker_died": re.compile(r"DataLoader worker \(pid|Pin memory thread exited unexpectedly"),
     "shm_too_small": re.compile(r"insufficient shared memory|/dev/shm/nccl"),
+    "too_many_open_files": re.compile(r"too many open files", re.I),
     "port_in_use": re.compile(r"EADDRINUSE|address already in use", re.I),
     "rendezvous_timeout": re.compile(r"waiting for clients|client socket has timed out|store based barrier", re.I),
     "collective_timeout": re.compile(r"Timed out waiting \d+ ?ms for|Watchdog caught collective operation timeout", re.I),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import shutil
 import signal
 import time
@@ -172,6 +173,9 @@ def _advice(cause: str, kind: str, status: int, run: rundir.RunDir, plan: dict[s
         return ["look at the GPUs: ./launch_train.sh N … --check, and `dmesg | grep -i xid`; a reset or a reboot may bring them back"]
     if cause == "dataloader_worker_died":
         return ["host memory or /dev/shm may be full: see `dmesg | tail` and `df -h /dev/shm`", next_command(plan, run, num_workers=0)]
+    if cause == "too_many_open_files":
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return [f"ulimit -n {hard}   # in the shell that launches; here it is {soft}", next_command(plan, run, num_workers=0)]
     if kind == DESYNC:
         return ["every rank must call the same collectives, with the same shapes, in the same order: look at what differs between ranks"]
     if kind == UNEVEN:

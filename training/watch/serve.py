@@ -11,9 +11,9 @@ import atexit
 import contextlib
 import os
 from pathlib import Path
-from typing import Iterator  # noqa: UP035 – 3.8
+from typing import Any, Iterator  # noqa: UP035 – 3.8
 
-_servers: list[object] = []  # live as long as the process
+_servers: list[Any] = []  # live as long as the process
 
 
 def address(folder: Path, rank: int) -> Path:
@@ -39,9 +39,13 @@ def serve(folder: Path, rank: int) -> str:
 
 
 def _remove(path: Path, pid: int) -> None:
-    if os.getpid() == pid:
-        with contextlib.suppress(OSError):
-            path.unlink()
+    if os.getpid() != pid:
+        return
+    with _quiet():
+        while _servers:
+            _servers.pop().shutdown()
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 @contextlib.contextmanager
