@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.e2e.conftest import Launched
-from tests.faults.conftest import Ended
+from tests.faults.conftest import RUN, Ended
 
 Inject = Callable[..., Ended]
 RESUME = ("./launch_train.sh", "2")
@@ -15,7 +15,7 @@ RESUME = ("./launch_train.sh", "2")
 
 @pytest.mark.slow
 def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_is_used(inject: Inject, launch: Callable[..., Launched]) -> None:
-    whole = launch("./launch_train.sh", "2", "configs/dual_gpu/quickstart.py", num_iterations=20).ok()
+    whole = launch(*RUN, num_iterations=20).ok()
     ended = inject("corrupt@step=8;kill@step=11", name="bit", num_iterations=20, save_every=4)
     assert ended.code == 4 and [e["fault"] for e in ended.of("injected")] == ["corrupt", "kill"]
     resumed = launch(*RESUME, tiny=False, resume="bit").ok()
@@ -35,9 +35,10 @@ def test_a_full_disk_in_the_middle_is_a_warning(inject: Inject) -> None:
 
 @pytest.mark.slow
 def test_killed_in_the_middle_of_a_save(inject: Inject, launch: Callable[..., Launched]) -> None:
-    # The disk stops taking anything; a second later, time enough to begin the save of step 8, the rank is gone.
-    spec = "slow_disk@seconds=60,step=6,phase=fetch;slow@rank=0,step=9,phase=fetch,seconds=1;kill@rank=0,step=9"
-    ended = inject(spec, name="cut", num_iterations=12, save_every=4)
+    launch(*RUN, name="cut", num_iterations=4).ok()
+    # Then the disk takes nothing any more; a second after the save of step 8 should have begun, the rank is gone.
+    spec = "slow_disk@seconds=60;slow@rank=0,step=9,phase=fetch,seconds=1;kill@rank=0,step=9"
+    ended = inject(spec, command=RESUME, tiny=False, resume="cut", num_iterations=12, save_every=4)
     assert ended.code == 4
     checkpoints = ended.run.run.checkpoints
     assert [p.name for p in checkpoints.glob("step_*")] == ["step_00000004"] and list(checkpoints.glob(".writing-*")), "in the middle of 8"

@@ -36,7 +36,6 @@ class Row:
     phase: str | None = "step 5: forward"
     waiting: str = ""
     advice: str = ""
-    missing: str = ""  # why this row does not hold yet
     epochs: bool = False  # on data of few steps an epoch
     flags: dict[str, object] = field(default_factory=dict)
 
@@ -138,16 +137,18 @@ SLOW = {
         "desync_shape@step=5",
         6,
         "desync",
-        "^DESYNC",
+        r"^DESYNC: rank \d got \d+ bytes where its \w+ awaits \d+, and was aborted by gloo: the ranks do not call the same",
+        code=4,
+        cause="unknown",
         rank=None,
-        where=None,
+        where=r"\.py:\d+$",
         phase=None,
-        missing="gloo aborts the rank: SIGABRT is all that is said",
+        advice="every rank must call the same collectives",
     ),
     "SIGKILL": died("kill@step=5", "^DIED rank 1 in 'step 5: forward': killed by SIGKILL"),
     "SIGKILL, rank 0": died("kill@rank=0,step=5", "^DIED rank 0 in 'step 5: forward': killed by SIGKILL", rank=0),
-    "SIGSEGV": died("segv@step=5", "^DIED rank 1 .*killed by SIGSEGV"),
-    "SIGABRT": died("abort@step=5", "^DIED rank 1 .*killed by SIGABRT"),
+    "SIGSEGV": died("segv@step=5", "^DIED rank 1 .*killed by SIGSEGV", where=STUCK),
+    "SIGABRT": died("abort@step=5", "^DIED rank 1 .*killed by SIGABRT", where=STUCK),
     "exit 7": died("exit@step=5,code=7", "^DIED rank 1 .*left with status 7"),
     "exception": error("raise@step=5", "ValueError: injected on purpose"),
     "NaN": error(
@@ -197,7 +198,6 @@ SLOW = {
         where=r".*",
         phase="epoch 1: creating data iterator",
         flags={"num_workers": 1},
-        missing="the rank can not write down its error",
     ),
     "disk full at the last checkpoint": error(
         "enospc",
@@ -210,10 +210,7 @@ SLOW = {
     ),
 }
 ROWS = [pytest.param(row, id=name) for name, row in QUICK.items()]
-ROWS += [
-    pytest.param(row, id=name, marks=[pytest.mark.slow, *([pytest.mark.xfail(strict=True, reason=row.missing)] if row.missing else [])])
-    for name, row in SLOW.items()
-]
+ROWS += [pytest.param(row, id=name, marks=pytest.mark.slow) for name, row in SLOW.items()]
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -253,4 +250,3 @@ def test_the_documentation_tells_the_same() -> None:
     told = re.findall(r"^\| ([^|]+) \| `([^`]+)` \| ([^|]+) \| (\d+) s \|$", text, re.MULTILINE)
     rows = {**QUICK, **SLOW}
     assert [(name, spec, float(limit)) for name, spec, _, limit in told] == [(name, r.spec, r.limit_s) for name, r in rows.items()]
-    assert [name for name, _, says, _ in told if "not yet" in says] == [name for name, r in rows.items() if r.missing]

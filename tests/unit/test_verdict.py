@@ -177,8 +177,8 @@ def test_where_a_crash_has_left_its_place(run: RunDir) -> None:
 
 
 def test_a_rank_that_gloo_aborts_for_another_collective_has_not_just_died(run: RunDir) -> None:
-    record = failed(run, ABORT, death=Death(DESYNC, 1, None, "got 8 bytes where its all_reduce awaits 16"))
-    assert summary_of(record) == ("unknown", "desync", 1, "got 8 bytes where its all_reduce awaits 16")
+    record = failed(run, ABORT, death=Death(DESYNC, None, None, "rank 1 got 8 bytes where its all_reduce awaits 16"))
+    assert summary_of(record) == ("unknown", "desync", None, "rank 1 got 8 bytes where its all_reduce awaits 16")
     assert record["advice"][0].startswith("every rank must call the same collectives")
 
 

@@ -20,7 +20,7 @@ from training.config.schema import Config
 
 QUEUE_LENGTH = 10_000
 POLL_S = 0.2
-CLOSE_S = 20.0  # for trackers at the end of the run
+CLOSE_S = 10.0  # for trackers at the end of the run
 WANDB_INIT_S = 10.0
 
 Record = dict[str, Any]
@@ -118,6 +118,7 @@ class Recorder:
         threading.excepthook = _thread_failed  # a tracker's own threads
         self._thread = threading.Thread(target=self._serve, args=(makers,), name="trackers", daemon=True)
         self._started = False
+        self._in = "a tracker"  # where the thread is
         self._tracked = bool(makers)
 
     def write(self, record: Record) -> None:
@@ -153,8 +154,8 @@ class Recorder:
         for name in list(sinks):
             self._guarded(name, sinks, sinks[name].close)
 
-    @staticmethod
-    def _guarded(name: str, sinks: dict[str, Sink], action: Callable[[], None]) -> None:
+    def _guarded(self, name: str, sinks: dict[str, Sink], action: Callable[[], None]) -> None:
+        self._in = name
         try:
             action()
         except Exception as error:  # whatever a tracker does, the training goes on
@@ -173,4 +174,4 @@ class Recorder:
                 heartbeat.current.beat("closing trackers")  # no hang: it has this limit
                 self._thread.join(POLL_S)
             if self._thread.is_alive():
-                console.warning(f"a tracker did not finish within {CLOSE_S:g} s and is left behind")
+                console.warning(f"{self._in} did not finish within {CLOSE_S:g} s and is left behind; the training is complete")

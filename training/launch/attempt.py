@@ -93,6 +93,7 @@ class Attempt:
             for child in self._alive.values():
                 child.signal_group(signal.SIGKILL)
                 child.popen.wait()
+            self._watch.close()
             self._sweep()
             for rank in self.team.ranks:
                 serve.address(self.run.ranks, rank).unlink(missing_ok=True)  # a folder with a socket can not be copied
@@ -162,9 +163,9 @@ class Attempt:
         known = self.outcome.death = death.explain(
             self.run, child.rank, status, [c.rank for c in self._alive.values() if c.rank is not None]
         )
-        phase = self.outcome.phases.get(known.rank)
+        phase = self.outcome.phases.get(known.rank) if known.rank is not None else None
         at = f"; at {known.where}" if known.where else ""
-        text = f"{known.label} rank {known.rank}{f' in {phase!r}' if phase else ''}: {known.how}{at}"
+        text = f"{known.label}{f' rank {known.rank}' if known.rank is not None else ''}{f' in {phase!r}' if phase else ''}: {known.how}{at}"
         console.error(f"{text}; ending the others" if self._alive else text)
         self.run.event("verdict", kind=known.kind, rank=known.rank, where=known.where, phase=phase, text=text)
 
@@ -260,7 +261,8 @@ class Attempt:
         if self._asked_at is not None and now - self._asked_at > STALL_S and self._silent(beats):
             self.outcome.killed = True
             self._kill()
-        if self._first_end is not None and now - self._first_end > CLOSING_S and all(b.phase == heartbeat.FINISHED for b in beats):
+        finished = self._ours and all(b.phase == heartbeat.FINISHED for b in beats)  # a script tells nothing
+        if self._first_end is not None and now - self._first_end > CLOSING_S and finished:
             self._kill()
         for lost in self.line.watch(min((b.age_s for b in beats if b.phase != heartbeat.FINISHED), default=0.0)) if self.line else []:
             self._lose(lost)

@@ -94,11 +94,16 @@ def _start(argv: list[str], env: dict[str, str], rank: int | None, terminal: boo
             start_new_session=True,  # Ctrl-C reaches the supervisor alone, which tells the ranks what to do
             pass_fds=inherited,
             # The supervisor has one thread, so code between fork and exec is safe.
-            preexec_fn=functools.partial(process.die_with_parent, os.getpid()),  # noqa: PLW1509
+            preexec_fn=functools.partial(_in_child, os.getpid()),  # noqa: PLW1509
         )
     finally:
         os.close(theirs)
     return Child(rank, popen, ours, os.pidfd_open(popen.pid))
+
+
+def _in_child(parent: int) -> None:
+    process.die_with_parent(parent)
+    process.allow_tracing()  # kept across exec: its stacks can be read, whatever the program is
 
 
 def _raw(terminal: int) -> None:

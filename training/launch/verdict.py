@@ -66,9 +66,9 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
     if rank is None and errors and not found:  # torchrun tells only that something failed
         rank = min(errors, key=lambda e: e["time"])["rank"]
     own = None if found else causes.root(errors, rank)
-    said_by = own["rank"] if own else rank
-    rank = own["guilty_rank"] if own else rank
-    log = next((f for r in (rank, said_by) if r is not None and (f := run.rank_log(r)).exists()), run.ranks / "torchrun.log")
+    said_by = own["rank"] if own else rank  # whose log tells most
+    rank = own["guilty_rank"] if own else None if outcome.death and outcome.death.kind == DESYNC else rank
+    log = next((f for r in (said_by, rank) if r is not None and (f := run.rank_log(r)).exists()), run.ranks / "torchrun.log")
     cause, kind, summary = _what(outcome, run, plan, status, own, tail(log, LAST_WORDS))
     lost = outcome.lost if kind != ASKED and (outcome.here is None or (own and causes.is_victim(own))) else None
     if lost:  # what our ranks say of it is only that they have lost the others

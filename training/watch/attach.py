@@ -18,7 +18,7 @@ from typing import Any
 from training import console, heartbeat, rundir
 from training.errors import Exit, Problem, UserError
 from training.heartbeat import Beat
-from training.watch import proc, ranks, standstill
+from training.watch import native, proc, ranks, standstill
 from training.watch.finding import Finding
 from training.watch.sampling import Course, Sample, courses, take
 from training.watch.stacks import Stack, in_collective, own
@@ -45,6 +45,8 @@ def main(argv: list[str]) -> int:
         if isinstance(verdict, Finding):
             again = _looks(found, CONFIRM_S)
             samples, verdict = again, _verdict([*samples, *again])
+        if folder and (better := _by_heartbeat(rundir.RunDir(folder), found)):
+            verdict = better
     except KeyboardInterrupt:
         return int(Exit.INTERRUPTED)
     seen = courses(samples)
@@ -100,6 +102,14 @@ def _looks(pids: dict[int, int], seconds: float) -> list[Sample]:
 def _verdict(samples: list[Sample]) -> Finding | str:
     # No burst: a few seconds do not tell an endless loop from work.
     return standstill.judge(samples, {})
+
+
+def _by_heartbeat(run: rundir.RunDir, pids: dict[int, int]) -> Finding | None:
+    """What a run of ours tells of itself: who is behind in which phase, and for how long compared to what is usual."""
+    plan = rundir.read_json(run.plan)
+    if plan is None or "compile" not in plan or not heartbeat.read_all(run.heartbeats, pids):
+        return None
+    return native.look_once(run, plan, pids, CONFIRM_S)
 
 
 def _say(verdict: Finding | str) -> tuple[Exit, str]:

@@ -21,10 +21,10 @@ MIXED_UP = re.compile(r"op\.preamble\.\S+ \S+ \S+ (\d+) vs (\d+)")
 
 @dataclass(frozen=True)
 class Death:
-    """`rank` is the guilty one: what another rank did can be noticed by this one."""
+    """`rank` is the guilty one: what another rank did can be noticed by this one. None where it can not be told."""
 
     kind: str
-    rank: int
+    rank: int | None
     where: str | None  # file:line
     how: str
 
@@ -43,8 +43,8 @@ def explain(run: rundir.RunDir, rank: int, status: int, alive: Iterable[int]) ->
     sizes = MIXED_UP.search("\n".join(tail(run.rank_log(rank), LINES)))
     if status < 0 and sizes:
         inside = stacks.in_collective(stack.main) if stack and stack.main else None
-        how = f"got {sizes[1]} bytes where its {inside or 'collective'} awaits {sizes[2]}, and was aborted by gloo"
+        how = f"rank {rank} got {sizes[1]} bytes where its {inside or 'collective'} awaits {sizes[2]}, and was aborted by gloo"
         last = {other: calls[-1] for other in alive if (calls := collectives.read(run.ranks, other))}
         others = "; ".join(f"rank {other} is in its {call.number}th collective, {call}" for other, call in last.items())
-        return Death(DESYNC, rank, where, f"{how}: the ranks do not call the same" + (f"; {others}" if others else ""))
+        return Death(DESYNC, None, where, f"{how}: the ranks do not call the same" + (f"; {others}" if others else ""))
     return Death(DIED, rank, where, ended.how(status))

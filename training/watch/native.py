@@ -16,16 +16,16 @@ from training.watch.finding import HANG, STOPPED, Finding
 STOPPED_S = 2.0  # a process that is stopped for so long is told
 ROLL_S = 10.0
 AGAIN = 0.5  # of the budget, before the next look after one that has found no hang
-ELSEWHERE_TIMES = 3.0  # with all ranks of this machine waiting
+ELSEWHERE_TIMES = 10.0  # with all ranks of this machine waiting
 READING_TIMES = 5.0  # data that comes slowly gets so many budgets
 MISSING_S = 25.0  # the others have met: who is missing is told
 
 
 class Watch:
-    """Of one start; `look()` is called a few times a second."""
+    """Of one start; `look()` is called a few times a second. Without `acts` it says nothing and writes nothing."""
 
-    def __init__(self, run: rundir.RunDir, plan: Mapping[str, Any], ranks: range) -> None:
-        self.run, self.ranks = run, ranks
+    def __init__(self, run: rundir.RunDir, plan: Mapping[str, Any], ranks: range, *, acts: bool = True) -> None:
+        self.run, self.ranks, self._acts = run, ranks, acts
         self._others_elsewhere = len(ranks) < plan["ranks"]
         self.floor_s = float(plan["config"]["hang_timeout"])
         self._budgets = Budgets(self.floor_s, compiled=bool(plan["compile"]["value"]))
@@ -89,7 +89,7 @@ class Watch:
     def _tell_stopped(self, rank: int, pid: int, by: str) -> None:
         beat = heartbeat.read(self.run.heartbeat(rank))
         text = f"STOPPED rank {rank}{f' in {str(beat)!r}' if beat else ''} (pid {pid}) by {by}: kill -CONT {pid} lets it go on"
-        if text not in self._said:
+        if self._acts and text not in self._said:
             self._said.add(text)
             console.error(f"{text}; the run is ended when it stands still for {max(STOPPED_S, self.floor_s):g} s")
             self.run.event("verdict", kind=STOPPED, rank=rank, where=None, phase=str(beat), text=text, since_s=STOPPED_S, final=False)
@@ -106,28 +106,37 @@ class Watch:
 
     def _say(self, text: str, **facts: Any) -> None:
         key = text.split(" since ", maxsplit=1)[0]
-        if key not in self._said:
+        if self._acts and key not in self._said:
             self._said.add(key)
             console.warning(text)
             self.run.event("warning", text=text, **facts)
 
     def _examine(self, beats: list[Beat], pids: Mapping[int, int], overdue: list[Beat], stopped: int | None) -> Finding | None:
+        self._next_look = time.monotonic() + AGAIN * self.floor_s  # if this one finds nothing
         seen = evidence.gather(self.run, beats, pids)
         after = {b.rank: b for b in heartbeat.read_all(self.run.heartbeats, self.ranks)}
-        moved = [b.rank for b in overdue if b.rank not in after or after[b.rank].beats != b.beats]
+        moved = any(b.rank not in after or after[b.rank].beats != b.beats for b in overdue)
         if not seen or any(e.process.gone for e in seen) or (moved and stopped is None):
             return None  # it has gone on, or its end is noticed elsewhere
-        slow = [e for e in judge.behind(seen) if judge.still_reading(e)]
-        if (
-            slow
-            and stopped is None
-            and slow[0].beat.age_s < READING_TIMES * self._budgets.seconds(overdue[0], self.run.heartbeat(overdue[0].rank))
-        ):
-            self._say(f"rank {slow[0].rank} waits for its data since {slow[0].beat.age_s:.0f} s; it still reads: slow, not stuck")
-            self._next_look = time.monotonic() + AGAIN * self.floor_s
+        if stopped is None and self._only_slow(judge.behind(seen)):
             return None
         found = judge.judge(seen)
         if self._others_elsewhere and found.rank is None and found.kind == HANG and found.since_s < ELSEWHERE_TIMES * self.floor_s:
             return None  # whom they wait for is on another machine, whose own watch names it
         beat = next((e.beat for e in seen if e.rank == found.rank), None)
-        return record.keep(self.run, replace(found, phase=str(beat) if beat else None), evidence.texts(seen))
+        found = replace(found, phase=str(beat) if beat else None)
+        return record.keep(self.run, found, evidence.texts(seen)) if self._acts else found
+
+    def _only_slow(self, last: list[evidence.Evidence]) -> bool:
+        """Data that comes slowly gets some more time."""
+        reading = next((e for e in last if judge.still_reading(e)), None)
+        if reading is None:
+            return False
+        self._say(f"rank {reading.rank} waits for its data since {reading.beat.age_s:.0f} s; it still reads: slow, not stuck")
+        return reading.beat.age_s < READING_TIMES * self._budgets.seconds(reading.beat, self.run.heartbeat(reading.rank))
+
+
+def look_once(run: rundir.RunDir, plan: Mapping[str, Any], pids: Mapping[int, int], floor_s: float) -> Finding | None:
+    """For one who comes later and changes nothing: a rank that is overdue by `floor_s`, and what keeps it there."""
+    watch = Watch(run, {**plan, "config": {**plan["config"], "hang_timeout": floor_s}}, range(min(pids), max(pids) + 1), acts=False)
+    return watch.look(pids)

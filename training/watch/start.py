@@ -8,8 +8,8 @@ from typing import Any
 
 from training import heartbeat, rundir
 from training.launch.team import Team, is_script
-from training.watch import collectives, ranks, record
-from training.watch.finding import DESYNC, Finding
+from training.watch import collectives, proc, ranks, record
+from training.watch.finding import DESYNC, HANG, UNEVEN, Finding
 from training.watch.native import Watch
 from training.watch.scripts import ScriptWatch
 
@@ -20,6 +20,7 @@ class RanksWatch:
     def __init__(self, run: rundir.RunDir, plan: Mapping[str, Any], team: Team) -> None:
         self.run, self.team = run, team
         self._ours = self._script = None
+        self._below: dict[int, int] = {}  # rank → pid, under torchrun
         if is_script(dict(plan)):
             self._script = ScriptWatch(float(plan["config"]["hang_timeout"]), elsewhere=len(team.ranks) < team.world_size)
         else:
@@ -29,6 +30,11 @@ class RanksWatch:
         """A rank has written something."""
         if self._script:
             self._script.output()
+
+    def close(self) -> None:
+        """Nothing of the watch runs any more: who starts ranks has one thread."""
+        if self._script:
+            self._script.close()
 
     def patience_s(self, beat: heartbeat.Beat) -> float:
         """For a rank that has been asked to stop: its phase may take so long."""
@@ -40,12 +46,16 @@ class RanksWatch:
         if self._ours:
             return self._ours.look(pids or {b.rank: b.pid for b in heartbeat.read_all(self.run.heartbeats, self.team.ranks)})
         assert self._script
-        pids = pids or ranks.below(started[None])
+        if not pids:
+            pids = self._below = {r: p for r, p in self._below.items() if proc.look(p)} or ranks.below(started[None])
         found = self._script.look(pids, ended)
         return record.keep(self.run, self._compared(found, pids), found.texts()) if found else None
 
     def _compared(self, found: Finding, numbers: Iterable[int]) -> Finding:
         """A script whose ranks stand still, seen by what they have called."""
         calls = {rank: called for rank in numbers if (called := collectives.read(self.run.ranks, rank)) is not None}
-        different = collectives.mismatch(calls)
-        return replace(found, kind=DESYNC, rank=different.rank, how=str(different)) if different else found
+        different = collectives.mismatch(calls) if found.kind in (HANG, UNEVEN) else None
+        if different is None:
+            return found
+        where, waiting = (found.where, found.waiting) if different.rank == found.rank else (None, {})
+        return replace(found, kind=DESYNC, rank=different.rank, where=where, waiting=waiting, how=str(different))
