@@ -40,6 +40,7 @@ class RunDir:
         self.heartbeats = self.path / "heartbeat"
         self.ranks = self.path / "ranks"
         self.hangs = self.path / "hangs"
+        self.watch_error = self.own / "watch_error.txt"
         self.checkpoints = self.path / "checkpoints"
         self.tensorboard = self.path / "tb_logger"
 

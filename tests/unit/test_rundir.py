@@ -35,6 +35,7 @@ def test_the_names_are_fixed(tmp_path: Path) -> None:
         "heartbeats": "heartbeat",
         "ranks": "ranks",
         "hangs": "hangs",
+        "watch_error": "watch_error.txt",
         "checkpoints": "checkpoints",
         "tensorboard": "tb_logger",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import selectors
@@ -87,16 +88,17 @@ class Attempt:
                     key.data(key.fd)
                 if time.monotonic() - judged > POLL_S:  # not at each line of output: the ranks need the CPU
                     self._judge()
+                    self.each_pass()
                     judged = time.monotonic()
-                self.each_pass()
         finally:
             for child in self._alive.values():
                 child.signal_group(signal.SIGKILL)
                 child.popen.wait()
             self._watch.close()
             self._sweep()
-            for rank in self.team.ranks:
-                serve.address(self.run.ranks, rank).unlink(missing_ok=True)  # a folder with a socket can not be copied
+            with contextlib.suppress(OSError):
+                for rank in self.team.ranks:
+                    serve.address(self.run.ranks, rank).unlink(missing_ok=True)  # a folder with a socket can not be copied
             self._drain_rest()
             signal.set_wakeup_fd(previous)
             for number, handler in before.items():  # who was asked to stop does that now, however often he is asked

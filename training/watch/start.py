@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from training import heartbeat, rundir
+from training import console, heartbeat, rundir
 from training.launch.team import Team, is_script
 from training.watch import collectives, proc, ranks, record
 from training.watch.finding import DESYNC, HANG, UNEVEN, Finding
@@ -20,6 +22,7 @@ class RanksWatch:
     def __init__(self, run: rundir.RunDir, plan: Mapping[str, Any], team: Team) -> None:
         self.run, self.team = run, team
         self._ours = self._script = None
+        self._broken = False
         self._below: dict[int, int] = {}  # rank → pid, under torchrun
         if is_script(dict(plan)):
             self._script = ScriptWatch(float(plan["config"]["hang_timeout"]), elsewhere=len(team.ranks) < team.world_size)
@@ -41,7 +44,20 @@ class RanksWatch:
         return self._ours.patience_s(beat) if self._ours else 0.0
 
     def look(self, started: Mapping[int | None, int], ended: Mapping[int, int]) -> Finding | None:
-        """`started`: rank → pid of what lives; torchrun, which has ranks of its own, is None. `ended`: rank → status."""
+        """`started`: rank → pid of what lives; torchrun, which has ranks of its own, is None. `ended`: rank → status. An error of
+        the watch itself ends the watch, with its traceback in the run directory, and never the training."""
+        if self._broken:
+            return None
+        try:
+            return self._look(started, ended)
+        except Exception as error:
+            self._broken = True
+            console.warning(f"hang detection is off for this start: {type(error).__name__}: {error} (see {self.run.watch_error})")
+            with contextlib.suppress(OSError):
+                self.run.watch_error.write_text(traceback.format_exc(), encoding="utf-8")
+            return None
+
+    def _look(self, started: Mapping[int | None, int], ended: Mapping[int, int]) -> Finding | None:
         pids = {rank: pid for rank, pid in started.items() if rank is not None}
         if self._ours:
             return self._ours.look(pids or {b.rank: b.pid for b in heartbeat.read_all(self.run.heartbeats, self.team.ranks)})
