@@ -96,7 +96,9 @@ class Case:
         self.tell(f"start {self.starts}")
         with self.console.open("wb") as out:
             argv = [*command, *(f"--{name}={value}" for name, value in flags.items())]
-            popen = subprocess.Popen(argv, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            # Whose rank is killed leaves folders of Python's multiprocessing; not in the user's /tmp.
+            variables = environment(TMPDIR=str(self.folder.parent))
+            popen = subprocess.Popen(argv, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         return Watched(popen, self.run, self.ranks)
 
     @property

@@ -203,7 +203,13 @@ def _hand_out(request: Launch, plan: Plan, checks: list[preflight.Check]) -> int
     """The run directory for the shell, or the plan for the user."""
     if request.dry_run or request.check:
         return show(request, plan, checks)
-    print(plan_files.write(plan, checks, request).own)
+    run = plan_files.write(plan, checks, request)
+    try:
+        print(run.own, flush=True)
+    except BrokenPipeError:  # the launch script was killed meanwhile: nobody starts what was planned
+        plan_files.withdraw(run)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed when the interpreter ends
+        return int(Exit.INTERRUPTED)
     return 0
 
 
