@@ -2,7 +2,7 @@
 # make test    the same and the slow tests; installs what tests need
 # make slurm   the tests on a private SLURM; skipped where it is not installed
 # make extras  install the optional packages: .parquet and .zst data, BPE tokenizers
-# make bench   all benchmarks, about two hours
+# make bench   all benchmarks, about three hours
 # make peers   install accelerate, Lightning and Hugging Face Trainer into .tools/peers: for benchmarks, and to launch their scripts
 # make lock    resolve the requirements*.in files again
 
@@ -63,9 +63,9 @@ check: lint
 test: lint peers
 	$(PY) -m pytest -q
 
-# Everything that docs/performance.md and docs/model.md tell; about two hours on a quiet machine.
+# Everything that docs/performance.md, docs/model.md and docs/reliability.md tell; about three hours on a quiet machine.
 bench: env peers
-	for name in startup data checkpoints memory peers target ablation gloo; do $(PY) -m benchmarks.$$name || exit; done
+	for name in startup data checkpoints memory peers target ablation gloo supervision faults recovery crashes false_alarms; do $(PY) -m benchmarks.$$name || exit; done
 	$(PY) -m training.scaling
 
 # Only what .venv lacks, and without dependencies: torch and all else come from .venv, which stays as it is.

@@ -116,7 +116,8 @@ except RuntimeError as error:
     print(error)
 """
     for status, text in ranks(tmp_path, token, 2, body):
-        assert status == 0 and text.splitlines()[0] == "True" and "the ranks have not met: call setup()" in text
+        # torch says on standard error that the other one has gone first.
+        assert status == 0 and "True" in text.splitlines() and "the ranks have not met: call setup()" in text
 
 
 def test_the_first_rank_leaves_a_barrier_last(tmp_path: Path, token: str) -> None:

@@ -14,7 +14,16 @@ from types import TracebackType
 
 TORCH = "2.13.0"
 # Everything that requirements.in names: version, and None for a module that only has to be there; the plan uses the others.
-PACKAGES = {"torch": TORCH, "numpy": "2.0", "tqdm": "4.0", "wandb": "0.31.0", "tensorboard": "2.0", "psutil": None, "nvidia-ml-py": None}
+PACKAGES = {
+    "torch": TORCH,
+    "numpy": "2.0",
+    "tqdm": "4.0",
+    "wandb": "0.31.0",
+    "tensorboard": "2.0",
+    "psutil": None,
+    "nvidia-ml-py": None,
+    "py-spy": "0.4",
+}
 
 
 def fake_torch(version: str = TORCH) -> dict[str, bytes]:

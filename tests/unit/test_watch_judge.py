@@ -125,6 +125,7 @@ def test_a_stuck_worker_is_where_its_rank_is_stuck() -> None:
 
 def test_slow_data_that_comes_is_no_hang() -> None:
     assert judge.still_reading(rank(0, "fetch", seen(USER), seen(USER, io=1 << 20)))
+    assert judge.still_reading(rank(0, "building the model", seen(USER, io=1 << 20))), "a checkpoint from a slow disk"
     assert judge.still_reading(rank(0, "epoch 2: creating data iterator", seen(USER, io=1 << 20)))
     assert not judge.still_reading(rank(0, "fetch", seen(USER, io=100)))
     assert not judge.still_reading(rank(0, "forward", seen(USER, io=1 << 20)))
@@ -134,6 +135,16 @@ def test_a_hook_of_autograd_on_its_own_thread_is_no_waiting() -> None:
     hook = Thread("pt_autograd_0", False, False, False, (USER,))
     found = judge.judge([rank(0, "backward", seen(*BACKWARD, threads=(hook,))), rank(1, "backward", seen(*BACKWARD))])
     assert (found.rank, found.where) == (0, "/home/me/model.py:12")
+
+
+def test_where_a_gpu_is_waited_for_nobody_is_blamed(tmp_path: Path) -> None:
+    file = tmp_path / "steps.py"
+    file.write_text("values = total.tolist()\n")
+    result = Frame(str(file), 1, "finish")
+    everything = [rank(r, "record", seen(result, busy=1.0)) for r in range(2)]
+    assert [e.collective for e in everything] == ["the GPU", "the GPU"]
+    assert judge.judge(everything).rank is None
+    assert judge.judge([rank(0, "record", seen(result, busy=1.0), place=6), rank(1, "fetch", seen(USER), place=1)]).rank == 1
 
 
 ORDER = [
@@ -192,6 +203,15 @@ def test_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert budgets.seconds(beat(0, "evaluation"), path) == OWN["evaluation"]
     assert budgets.seconds(beat(0, "importing torch", first_step=0), path) == START_S
     assert Budgets(4000.0, compiled=True).seconds(beat(0, "evaluation"), path) == 4000, "whoever asks for more gets more"
+
+
+def test_compilers_have_their_time_wherever_they_work(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.bin"
+    Heartbeat(path, 0).beat("first pass")
+    compiled = Budgets(3.0, compiled=True)
+    assert compiled.seconds(beat(0, "first pass", 0, first_step=0), path) == COMPILE_S
+    assert compiled.seconds(beat(0, "evaluation", 10), path) == COMPILE_S, "the first one"
+    assert Budgets(3.0, compiled=False).seconds(beat(0, "first pass", 0, first_step=0), path) == FIRST_STEP_S
 
 
 def test_what_is_usual_rolls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,3 +68,27 @@ def test_a_script_is_also_seen_by_what_its_ranks_have_called(run: RunDir, monkey
     assert found.how == "the ranks do not do the same at collective 7: rank 0: barrier; rank 1: all_reduce of float [9]"
     stopped = Finding(STOPPED, 0, None, "is stopped", {}, {}, 4.0)
     assert watch._compared(stopped, said) is stopped
+
+
+def test_a_job_that_was_frozen_is_given_its_time_again(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by `docker pause` or `scontrol suspend`: the clock goes on, and nobody did anything."""
+    clock, looked = [1000.0], []
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.monotonic_ns", lambda: int(clock[0] * 1e9))
+    writer = Heartbeat(run.heartbeat(0), 0)
+    writer.step = 1
+    writer.beat("fetch")
+    writer.step = 9
+    writer.beat("forward")
+    watch = native.Watch(run, PLAN | {"ranks": 1}, range(1))
+    monkeypatch.setattr(native.Watch, "_examine", lambda self, *facts: looked.append(clock[0]))
+    watch.look({0: os.getpid()})
+    clock[0] += 500
+    watch.look({0: os.getpid()})
+    for _ in range(12):
+        clock[0] += 0.25
+        watch.look({0: os.getpid()})
+    assert looked == [], "three seconds after it woke up"
+    clock[0] += 0.5
+    watch.look({0: os.getpid()})
+    assert looked == [clock[0]]

@@ -41,7 +41,10 @@ class Budgets:
     def seconds(self, beat: Beat, path: Path) -> float:
         """The limit of the present phase of the rank that writes this heartbeat."""
         name = heartbeat.kind(beat.phase)
-        if beat.first_step == 0 and name in SLOW_STARTS:
+        usual_s = self.usual_s(beat, path)
+        if name == "first pass" or (name == "evaluation" and not usual_s):  # these compile too
+            own = max(self._first_s, OWN.get(name, 0.0))
+        elif beat.first_step == 0 and name in SLOW_STARTS:
             own = START_S
         elif name in OWN:
             own = OWN[name]
@@ -49,7 +52,7 @@ class Budgets:
             own = self._first_s
         else:
             own = 0.0
-        return max(self.floor_s, own, TIMES * self.usual_s(beat, path))
+        return max(self.floor_s, own, TIMES * usual_s)
 
     def usual_s(self, beat: Beat, path: Path) -> float:
         """99 of 100 such phases took no longer lately; 0 when there was none yet."""
@@ -61,7 +64,7 @@ class Budgets:
         """What has been added since the oldest reading that is kept."""
         then = self._seen.get(path, deque())[0][1].get(name, ()) if self._seen.get(path) else ()
         counts = now.get(name, ())
-        return tuple(a - b for a, b in zip(counts, then, strict=True)) if then else counts
+        return tuple(a - b for a, b in zip(counts, then, strict=True)) if len(then) == len(counts) else counts
 
     def roll(self, paths: list[Path]) -> None:
         """Called now and then: notes what is usual at this time."""

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from training import rundir
 from training.heartbeat import Beat
-from training.watch import collectives, proc, stacks
+from training.watch import collectives, phases, proc, stacks
 from training.watch.collectives import Call
 from training.watch.stacks import Frame, Stack, Thread
 
 BETWEEN_S = 0.4
+PAGE = 4096
+DUMP_S = 2.0  # at most, for all of them together
 LOOKS = 4  # at the state of a process, in that time
 
 
@@ -74,6 +77,9 @@ class Evidence:
         """What it waits in for other ranks, as far as its stack tells. A backward pass that computes waits for nobody."""
         main = self.process.main
         name = stacks.in_collective(main) if main else None
+        if name is None and main and main.frames and phases.waits(self.beat.phase) and not main.holds_gil:
+            # NCCL's collectives are waited for where a result is needed.
+            name = "the GPU" if stacks.waits_for_device(main.frames[0]) else None
         return None if name == "backward" and (self.process.busy > 0.5 or self.in_hook) else name
 
     @property
@@ -86,11 +92,13 @@ class Evidence:
 
 
 def gather(run: rundir.RunDir, beats: list[Beat], pids: Mapping[int, int]) -> list[Evidence]:
-    """Takes about half a second."""
+    """Takes about half a second, and a few when ranks do not answer: nothing else is done meanwhile."""
+    there = [beat for beat in beats if beat.rank in pids]
+    with ThreadPoolExecutor(max(1, len(there))) as pool:
+        calls = list(pool.map(lambda beat: collectives.read(run.ranks, beat.rank), there))
     everything = [
-        Evidence(beat, Seen(pids[beat.rank]), [Seen(pid) for pid in proc.workers(pids[beat.rank])], collectives.read(run.ranks, beat.rank))
-        for beat in beats
-        if beat.rank in pids
+        Evidence(beat, Seen(pids[beat.rank]), [Seen(pid) for pid in proc.workers(pids[beat.rank])], called)
+        for beat, called in zip(there, calls, strict=True)
     ]
     processes = [seen for e in everything for seen in (e.process, *e.workers)]
     _dump(processes)
@@ -104,14 +112,15 @@ def gather(run: rundir.RunDir, beats: list[Beat], pids: Mapping[int, int]) -> li
         before, now = first[seen.pid], proc.look(seen.pid)
         if before and now:
             seen.busy = (now.main_cpu_s - before.main_cpu_s) / (time.monotonic() - began)
-            seen.io_bytes = (now.io_bytes or 0) - (before.io_bytes or 0)
+            # A mapped file is read by page faults.
+            seen.io_bytes = (now.io_bytes or 0) - (before.io_bytes or 0) + PAGE * (now.faults - before.faults)
             seen.waits_in = now.waits_in
     _dump(processes)
     return everything
 
 
 def _dump(processes: list[Seen]) -> None:
-    found = stacks.dump(seen.pid for seen in processes)
+    found = stacks.dump((seen.pid for seen in processes), DUMP_S)
     for seen in processes:
         seen.stacks.append(found.get(seen.pid, "not looked at"))
 

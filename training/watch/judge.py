@@ -20,8 +20,8 @@ def behind(everything: list[Evidence]) -> list[Evidence]:
 
 
 def still_reading(e: Evidence) -> bool:
-    """Its data comes slowly, but it comes."""
-    return phases.needs_data(e.beat.phase) and sum(s.io_bytes for s in (e.process, *e.workers)) > READING_BYTES
+    """What it reads comes slowly, but it comes."""
+    return phases.reads(e.beat.phase) and sum(s.io_bytes for s in (e.process, *e.workers)) > READING_BYTES
 
 
 def judge(everything: list[Evidence]) -> Finding:

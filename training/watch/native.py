@@ -9,16 +9,21 @@ from typing import Any
 
 from training import console, heartbeat, rundir
 from training.heartbeat import Beat
-from training.watch import evidence, judge, phases, proc, record
+from training.watch import budget, evidence, judge, phases, proc, record
 from training.watch.budget import START_S, Budgets
 from training.watch.finding import HANG, STOPPED, Finding
 
 STOPPED_S = 2.0  # a process that is stopped for so long is told
 ROLL_S = 10.0
 AGAIN = 0.5  # of the budget, before the next look after one that has found no hang
-ELSEWHERE_TIMES = 10.0  # with all ranks of this machine waiting
 READING_TIMES = 5.0  # data that comes slowly gets so many budgets
+ASLEEP_S = 10.0  # look() itself was not called: the whole job was frozen, or the machine; what was before does not count
 MISSING_S = 25.0  # the others have met: who is missing is told
+
+
+def elsewhere_s(floor_s: float) -> float:
+    """So long all ranks of this machine may wait for one of another, which may save a large checkpoint: its own watch names it."""
+    return budget.backstop_s(floor_s, supervised=True)
 
 
 class Watch:
@@ -32,13 +37,18 @@ class Watch:
         self._stopped: dict[int, float] = {}  # rank → since when
         self._said: set[str] = set()
         self._next_look = self._next_roll = 0.0
-        self._begun = time.monotonic()
+        self._begun = self._looked = time.monotonic()
+        self._awake = 0.0
 
     def look(self, pids: Mapping[int, int]) -> Finding | None:
         """`pids`: of the ranks that live, each as it was started. A finding is certain: its run can be ended."""
         if not self.floor_s:
             return None
         now = time.monotonic()
+        if now - self._looked > ASLEEP_S:
+            self._awake = now
+            self._stopped.clear()
+        self._looked = now
         everybody = heartbeat.read_all(self.run.heartbeats, self.ranks)
         if absent := set(pids) - {b.rank for b in everybody}:
             return self._absent(min(absent), now) if now - self._begun > START_S else None
@@ -63,13 +73,16 @@ class Watch:
         """Twice what its phase usually takes: for a rank that has been asked to stop."""
         return 2 * self._budgets.usual_s(beat, self.run.heartbeat(beat.rank))
 
+    def budget_s(self, beat: Beat) -> float:
+        return self._budgets.seconds(beat, self.run.heartbeat(beat.rank))
+
     def _overdue(self, beats: list[Beat]) -> list[Beat]:
         """Those that nobody else is behind, when all of them are over their budget. Who waits for a slow one has its patience."""
         if not beats:
             return []
         lowest = min(map(phases.place, beats))
         last = [b for b in beats if phases.place(b) == lowest]
-        late = [b for b in last if b.age_s > self.floor_s and b.age_s > self._budgets.seconds(b, self.run.heartbeat(b.rank))]
+        late = [b for b in last if (age := min(b.age_s, time.monotonic() - self._awake)) > self.floor_s and age > self.budget_s(b)]
         return last if len(late) == len(last) else []
 
     def _look_for_stopped(self, pids: Mapping[int, int], now: float) -> int | None:
@@ -83,6 +96,7 @@ class Watch:
             since = now - self._stopped.setdefault(rank, now)
             if since > STOPPED_S:
                 self._tell_stopped(rank, pid, "a debugger" if process.state == "t" else "SIGSTOP")
+        self._stopped = {rank: since for rank, since in self._stopped.items() if rank in pids}
         long = [rank for rank, since in self._stopped.items() if now - since > max(STOPPED_S, self.floor_s)]
         return long[0] if long and len(self._stopped) < len(pids) else None
 
@@ -91,7 +105,8 @@ class Watch:
         text = f"STOPPED rank {rank}{f' in {str(beat)!r}' if beat else ''} (pid {pid}) by {by}: kill -CONT {pid} lets it go on"
         if self._acts and text not in self._said:
             self._said.add(text)
-            console.error(f"{text}; the run is ended when it stands still for {max(STOPPED_S, self.floor_s):g} s")
+            end = f"; the run is ended when it stands still for {max(STOPPED_S, self.floor_s):g} s" if len(self.ranks) > 1 else ""
+            console.error(f"{text}{end}")
             self.run.event("verdict", kind=STOPPED, rank=rank, where=None, phase=str(beat), text=text, since_s=STOPPED_S, final=False)
 
     def _tell_missing(self, beats: list[Beat]) -> None:
@@ -121,19 +136,19 @@ class Watch:
         if stopped is None and self._only_slow(judge.behind(seen)):
             return None
         found = judge.judge(seen)
-        if self._others_elsewhere and found.rank is None and found.kind == HANG and found.since_s < ELSEWHERE_TIMES * self.floor_s:
+        if self._others_elsewhere and found.rank is None and found.kind == HANG and found.since_s < elsewhere_s(self.floor_s):
             return None  # whom they wait for is on another machine, whose own watch names it
         beat = next((e.beat for e in seen if e.rank == found.rank), None)
         found = replace(found, phase=str(beat) if beat else None)
         return record.keep(self.run, found, evidence.texts(seen)) if self._acts else found
 
     def _only_slow(self, last: list[evidence.Evidence]) -> bool:
-        """Data that comes slowly gets some more time."""
+        """What comes slowly from a disk gets some more time."""
         reading = next((e for e in last if judge.still_reading(e)), None)
         if reading is None:
             return False
-        self._say(f"rank {reading.rank} waits for its data since {reading.beat.age_s:.0f} s; it still reads: slow, not stuck")
-        return reading.beat.age_s < READING_TIMES * self._budgets.seconds(reading.beat, self.run.heartbeat(reading.rank))
+        self._say(f"rank {reading.rank} is in '{reading.beat}' since {reading.beat.age_s:.0f} s; it still reads: slow, not stuck")
+        return reading.beat.age_s < READING_TIMES * self.budget_s(reading.beat)
 
 
 def look_once(run: rundir.RunDir, plan: Mapping[str, Any], pids: Mapping[int, int], floor_s: float) -> Finding | None:

@@ -29,6 +29,7 @@ BETWEEN = (
 # Here a rank may wait for the others, and be right.
 _WAITING = ("backward", "reduce", "optimizer", "record", "evaluation", "gather state", "waiting for data", "meeting the other ranks")
 DATA = ("fetch", "creating data iterator")
+READING = ("importing torch", "building the model")  # checkpoints and libraries come from a disk too
 
 
 def place(beat: Beat) -> tuple[int, int, int]:
@@ -49,3 +50,8 @@ def waits(phase: str) -> bool:
 
 def needs_data(phase: str) -> bool:
     return phase.endswith(DATA)
+
+
+def reads(phase: str) -> bool:
+    """May this phase take long because a disk is slow?"""
+    return needs_data(phase) or phase in READING
