@@ -72,12 +72,19 @@ class _AtDistributed:
     """When the script imports torch.distributed, the collectives that it calls can be seen from outside (training/watch/serve.py)."""
 
     def __init__(self, folder: str, rank: int) -> None:
-        self.folder, self.rank = folder, rank
+        self.folder, self.rank, self.done = folder, rank, False
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name != "torch.distributed.distributed_c10d":
+        # Stays in sys.meta_path: whoever leaves it while it is walked through makes Python skip the next one.
+        if name != "torch.distributed.distributed_c10d" or self.done:
             return
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        self.done = True
+        try:
+            self._serve()
+        except Exception as error:  # whatever it is, the script can be trained without
+            print(f"rank {self.rank}: its collectives can not be seen from outside: {type(error).__name__}: {error}", file=sys.stderr)
+
+    def _serve(self) -> None:
         file = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "training", "watch", "serve.py")
         spec = importlib.util.spec_from_file_location("duet_serve", file)
         if spec and spec.loader:

@@ -7,12 +7,13 @@ for a phase is known from that (training.watch.budget).
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import re
 import struct
 import time
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -182,8 +183,15 @@ def quantile_s(counts: Histogram, share: float) -> float | None:
 
 
 def read_all(folder: Path, ranks: Container[int] | None = None) -> list[Beat]:
-    """The beats of these ranks (of all), in rank order. Ages mean something for ranks of this machine only."""
-    beats = (read(path) for path in folder.glob("rank*.bin"))
+    """The beats of these ranks (of all), in rank order. Ages mean something for ranks of this machine only. What can not be read
+    (a disk that does not answer, no descriptor left) has no beat."""
+    paths: list[Path] = []
+    if isinstance(ranks, Iterable):
+        paths = [folder / f"rank{rank}.bin" for rank in ranks]
+    else:
+        with contextlib.suppress(OSError):
+            paths = list(folder.glob("rank*.bin"))
+    beats = (read(path) for path in paths)
     return sorted((b for b in beats if b and (ranks is None or b.rank in ranks)), key=lambda b: b.rank)
 
 

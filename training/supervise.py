@@ -26,8 +26,10 @@ from training.launch import meeting, team, verdict
 from training.launch.attempt import Attempt
 from training.launch.guardian import Guardian
 from training.launch.line import Line
+from training.launch.outcome import Outcome
 from training.launch.output import tail
 from training.launch.recovery import Recovery
+from training.launch.wishes import Wishes
 
 SEARCHED_LINES = 200  # at the end of each rank's log
 
@@ -113,41 +115,50 @@ def _together(run: rundir.RunDir, plan: dict[str, Any], line: Line, token: str) 
 
 
 def _attempts(run: rundir.RunDir, plan: dict[str, Any], stages: set[str], token: str) -> int:
-    recovery = Recovery(run, plan)
-    while True:
-        attempt = Attempt(run, plan, team.alone(plan), token)
-        attempt.each_pass = recovery.look
-        outcome = attempt.go()
-        code = verdict.exit_code(outcome)
-        if not outcome.guilty and not outcome.killed:
-            return _regular_end(run, plan, code, recovery.finish())
-        if _lacks_libuv(run, plan):
-            continue
-        record = verdict.failure(outcome, run, plan)
-        _keep_failure(run, record)
-        if outcome.torn_down:
-            console.warning(f"training finished, then a rank was aborted (exit {int(code)})\n{verdict.card(record)}")
-            return code
-        if outcome.ours and code in (Exit.CONFIG, Exit.RESOURCES):  # the rank has said what is wrong
-            return code
-        if outcome.killed or verdict.stopped_early(outcome):
-            console.warning(f"{record['summary']} (exit {int(code)})")
-            return code
-        run.event("failure", cause=record["cause"], rank=record["rank"], text=record["summary"])
-        console.error(f"training failed\n{verdict.card(record)}")
-        if "--analyse" in stages:
-            console.info(f"analysis\n{analysis(run)}")
-        if not recovery.again(record, outcome):
-            return recovery.stopped or code
-        if store.changed(run):
-            store.prepare(run, plan)
+    with Wishes() as wishes:
+        recovery = Recovery(run, plan, wishes)
+        while True:
+            attempt = Attempt(run, plan, team.alone(plan), token, wanted=wishes)
+            attempt.each_pass = recovery.look
+            outcome = attempt.go()
+            code = verdict.exit_code(outcome)
+            if not outcome.guilty and not outcome.killed:
+                return _regular_end(run, plan, code, recovery.finish())
+            if not outcome.blocked and _lacks_libuv(run, plan, outcome):
+                continue
+            record = verdict.failure(outcome, run, plan)
+            if not _tell(run, outcome, record, analyse="--analyse" in stages) or not recovery.again(record, outcome):
+                return int(recovery.stopped or code)
+            if store.changed(run):
+                wishes.unless_asked(lambda: store.prepare(run, plan))
+            if recovery.asked_to_stop():
+                return int(recovery.stopped or code)
 
 
-def _lacks_libuv(run: rundir.RunDir, plan: dict[str, Any]) -> bool:
+def _tell(run: rundir.RunDir, outcome: Outcome, record: dict[str, Any], *, analyse: bool) -> bool:
+    """Keep and show a failure. False: it is none that a restart could help against."""
+    code = record["exit_code"]
+    _keep_failure(run, record)
+    if outcome.torn_down:
+        console.warning(f"training finished, then a rank was aborted (exit {code})\n{verdict.card(record)}")
+        return False
+    if outcome.ours and code in (Exit.CONFIG, Exit.RESOURCES):  # the rank has said what is wrong
+        return False
+    if outcome.killed or verdict.stopped_early(outcome):
+        console.warning(f"{record['summary']} (exit {code})")
+        return False
+    run.event("failure", cause=record["cause"], rank=record["rank"], text=record["summary"])
+    console.error(f"training failed\n{verdict.card(record)}")
+    if analyse:
+        console.info(f"analysis\n{analysis(run)}")
+    return True
+
+
+def _lacks_libuv(run: rundir.RunDir, plan: dict[str, Any], outcome: Outcome) -> bool:
     """torch has been built without libuv, and says so to a script or to torchrun, which ask for it: then the ranks are started
     again without. torchrun itself can not be told by its environment, direct start can."""
-    logs = [run.rank_log(rank) for rank in range(plan["ranks"])] + [run.ranks / "torchrun.log"]
-    if os.environ.get("USE_LIBUV") == "0" or not any(NO_LIBUV in line for log in logs for line in tail(log, SEARCHED_LINES)):
+    said = (line for log, since in outcome.log_from.items() for line in tail(log, SEARCHED_LINES, since))
+    if os.environ.get("USE_LIBUV") == "0" or not any(NO_LIBUV in line for line in said):
         return False
     os.environ["USE_LIBUV"] = "0"
     plan["launcher"]["value"] = "spawn"

@@ -47,6 +47,15 @@ def test_exit_zero_in_the_middle_is_a_failure(launch: Launch) -> None:
     assert run.failure["rank"] == 1 and "status 0 in the middle" in run.failure["summary"]
 
 
+@pytest.mark.slow
+def test_exit_zero_in_the_middle_is_noticed_where_torchrun_takes_it_for_an_end(launch: Launch) -> None:
+    stays = in_forward(0, 5, "__import__('time').sleep(3600)")  # as one does that waits in a collective of NCCL
+    run = launch(*RUN, launcher="torchrun", hang_timeout=3, hook=in_forward(1, 5, "os._exit(0)") + stays)
+    assert run.wait(60) == 5
+    assert (run.failure["rank"], run.failure["phase"]) == (1, "step 5: forward")
+    assert run.failure["summary"].startswith("is gone in the middle of its work, since ")
+
+
 def test_nan_names_rank_and_step_on_all_ranks(launch: Launch) -> None:
     run = launch(*RUN, hook=in_forward(1, 5, "return original(*args, **kwargs) * float('nan')"))
     assert run.wait() == 4
@@ -121,6 +130,14 @@ def test_ranks_that_finish_late_after_a_wish_to_stop_have_stopped_regularly(laun
     wait_until(lambda: (beat := read(run.run.heartbeat(0))) and str(beat) == "step 4: forward")
     run.process.send_signal(signal.SIGTERM)
     assert run.wait(60) == 75 and run.summary["steps"] == 4
+
+
+@pytest.mark.slow
+def test_a_slow_first_step_is_not_lost_to_a_scheduler_that_wants_the_machine(launch: Launch) -> None:
+    run = launch(*RUN, num_iterations=100000, hook=in_forward(0, 2, "__import__('time').sleep(9)"))
+    wait_until(lambda: (beat := read(run.run.heartbeat(0))) and str(beat) == "step 2: forward")
+    run.process.send_signal(signal.SIGUSR1)
+    assert run.wait(60) == 75 and run.summary["steps"] == 2 and "checkpoint saved" in run.output
 
 
 def test_second_ctrl_c_stops_at_once(launch: Launch) -> None:

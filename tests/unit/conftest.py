@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from tests.unit.monitor_runs import Made
 from training import request
 from training.errors import Exit, Problem, UserError
+from training.host.process import STOP_SIGNALS
 
 ROOT = Path(__file__).resolve().parents[2]
 SIMPLE, ENHANCED, LAUNCH, TRAIN = "train_dual_gpu.sh", "train_dual_gpu_enhanced.sh", "launch_train.sh", "train.py"
@@ -116,6 +118,15 @@ def write(home: Path) -> Callable[..., str]:
         return name
 
     return file
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """A process that was asked to stop ignores what comes then: not so the next test."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

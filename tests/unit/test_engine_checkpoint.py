@@ -116,6 +116,20 @@ def test_what_a_user_has_put_there_stays(tmp_path: Path, parts: Parts) -> None:
     assert loaded and loaded.position.step == 5 and not loaded.skipped
 
 
+def test_a_large_state_reaches_the_disk_little_by_little(tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it at once, at the end, could take longer than a rank may be silent in a save; one tensor can be most of it."""
+    told: list[str] = []
+    sync = os.fdatasync
+    monkeypatch.setattr(checkpoint, "SYNCED", 4096)
+    monkeypatch.setattr(os, "fdatasync", lambda file: (told.append("on the disk"), sync(file)))
+    state = {"weights": torch.arange(10_000, dtype=torch.float32)}
+    path = checkpoint.save(tmp_path, Position(1), state, FACTS, lambda: told.append("moved"))
+    assert told.count("on the disk") >= 9, "of 40 kB"
+    assert all(told[i + 1] == "moved" for i, what in enumerate(told) if what == "on the disk")
+    loaded = checkpoint.latest(tmp_path)
+    assert loaded and loaded.path == path and torch.equal(loaded.state["weights"], state["weights"])
+
+
 def test_what_can_not_be_removed_is_said_and_the_others_are(tmp_path: Path, parts: Parts) -> None:
     elsewhere = save(tmp_path, 1, parts).rename(tmp_path / "elsewhere")
     (tmp_path / "step_00000001").symlink_to(elsewhere)  # which rmtree refuses

@@ -99,6 +99,21 @@ def test_all_ranks_in_order(tmp_path: Path) -> None:
     assert heartbeat.read_all(tmp_path / "missing") == []
 
 
+def test_a_disk_that_does_not_answer_has_no_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not end a run whose ranks are all well."""
+    for rank in range(3):
+        Heartbeat(tmp_path / f"rank{rank}.bin", rank).beat("forward")
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(Path, "glob", fails)
+    assert [b.rank for b in heartbeat.read_all(tmp_path, range(1, 3))] == [1, 2], "ranks that are known need no look at the folder"
+    assert heartbeat.read_all(tmp_path) == []
+    monkeypatch.setattr(Path, "open", fails)
+    assert heartbeat.read_all(tmp_path, range(1, 3)) == []
+
+
 def test_it_tells_where_a_killed_rank_was(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path; from training import heartbeat;"

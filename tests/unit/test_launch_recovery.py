@@ -14,8 +14,8 @@ from training.engine import manifest
 from training.errors import Exit
 from training.heartbeat import Heartbeat
 from training.host import memory
-from training.launch import remedy
-from training.launch.attempt import Outcome
+from training.launch import remedy, wishes
+from training.launch.outcome import Outcome
 from training.launch.recovery import Recovery
 from training.rundir import RunDir, read_json, read_records, write_json
 
@@ -156,15 +156,22 @@ def test_a_rank_that_fails_while_it_is_asked_to_stop_is_left_alone(run: RunDir, 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
 def test_asked_to_stop_in_a_pause(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], number: signal.Signals, code: int
+    run: RunDir,
+    handlers: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    number: signal.Signals,
+    code: int,
 ) -> None:
     """failure.json goes, so that nobody takes it for the end of the run."""
     monkeypatch.setattr(remedy, "PAUSES_S", (3600.0,))
-    monkeypatch.setattr("time.sleep", lambda seconds: os.kill(os.getpid(), number))
+    select = wishes.select.select
+    monkeypatch.setattr(wishes.select, "select", lambda *args: (os.kill(os.getpid(), number), select(*args)))
     write_json(run.failure, {"cause": "peer_died"})
     tried = Recovery(run, plan())
     assert not tried.again(record(cause="peer_died", kind="error"), Outcome())
     assert tried.stopped == code
+    assert signal.getsignal(number) == signal.SIG_IGN, "the run ends: nothing disturbs that"
     said = capfd.readouterr().err
     assert "restarting (1 of 2) from step 20: 3 steps lost; in 3600 s" in said
     assert f"stopped before the restart; step 20 is saved (exit {code})" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,8 @@ import pytest
 
 from tests.unit.test_launch_recovery import beat_at
 from training.errors import Exit
-from training.host import gpus
-from training.host.gpus import Gpu, Machine
 from training.launch import cause, verdict
-from training.launch.attempt import Outcome
+from training.launch.outcome import Outcome
 from training.rundir import RunDir, write_json
 from training.watch.death import Death
 from training.watch.finding import DESYNC, HANG, UNEVEN, Finding
@@ -160,15 +159,41 @@ def test_an_aborted_rank_has_said_why(run: RunDir, words: str, expected: str) ->
     assert failed(run, -signal.SIGKILL)["cause"] == "unknown", "who is killed has no last words: those are of an earlier start"
 
 
+CARDS = [{"index": n, "uuid": f"GPU-000000a{n}-0000-4000-8000-000000000000", "name": "Card"} for n in (0, 1)]
+SHOWN = {"uuids": [CARDS[0]["uuid"]], "reason": "1 on this machine"}
+
+
 def test_a_gpu_that_can_not_be_seen_any_more_is_the_cause(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    cards = [Gpu(n, f"GPU-{n}", "Card", None, None, None, None, None) for n in (0, 1)]
-    trained = plan("cuda", gpus=[card.record() for card in cards])
-    monkeypatch.setattr(gpus, "look", lambda: Machine((cards[0],), "1 on this machine"))
+    trained = plan("cuda", gpus=CARDS)
+    monkeypatch.setattr(cause, "ASK", f"print({json.dumps(json.dumps(SHOWN))})")
     told(run, 1, "AcceleratorError", "CUDA error: unspecified launch failure")
     record = verdict.failure(Outcome(guilty=(1, 1), here=(1, 1)), run, trained)
     assert summary_of(record) == ("gpu_hardware", "error", 1, "GPU 1 (Card) can not be seen any more: 1 on this machine")
-    monkeypatch.setattr(gpus, "look", lambda: Machine(tuple(cards), "2 on this machine"))
-    assert cause.lost_gpus(trained) == ""
+
+
+def test_the_driver_is_asked_in_a_process_of_its_own(fake_driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver))
+    monkeypatch.setenv("FAKE_NVML_COUNT", "2")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert cause.lost_gpus(plan("cuda", gpus=CARDS)) == ""
+    monkeypatch.setenv("FAKE_NVML_COUNT", "1")
+    assert cause.lost_gpus(plan("cuda", gpus=CARDS)).startswith("GPU 1 (Card) can not be seen any more: ")
+
+
+def test_a_driver_that_does_not_answer_is_not_waited_for(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cause, "DRIVER_S", 0.2)
+    monkeypatch.setattr(cause, "ASK", "import time; time.sleep(3600)")
+    record = verdict.failure(Outcome(guilty=(1, 1), here=(1, 1)), run, plan("cuda", gpus=CARDS))
+    text = "the driver does not answer: a GPU of this machine may have fallen off the bus (NVML, 0.2 s)"
+    assert summary_of(record) == ("gpu_hardware", "died", 1, text)
+
+
+def test_a_driver_that_can_not_be_asked_says_nothing_of_the_gpus(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cause, "ASK", "raise SystemExit('no room for a process')")
+    assert cause.lost_gpus(plan("cuda", gpus=CARDS)) == ""
+    assert "it is not known whether a GPU is lost, since NVML could not be asked: no room for a process" in capfd.readouterr().err
 
 
 def test_where_a_crash_has_left_its_place(run: RunDir) -> None:

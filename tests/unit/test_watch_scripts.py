@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.unit import targets
-from training.watch import proc, sampling, scripts, standstill
+from training.watch import native, proc, sampling, scripts, stacks, standstill
 from training.watch.finding import Finding
 from training.watch.sampling import Course, Look, Sample
 from training.watch.scripts import ScriptWatch
@@ -52,9 +52,12 @@ def test_a_lock_while_the_other_waits_for_it(tmp_path: Path) -> None:
 
 
 def test_an_endless_loop(tmp_path: Path) -> None:
+    said: list[str] = []
     with targets.ranks(tmp_path, "waits", "spins") as (pids, script):
-        found = stuck(pids)
-    assert (found.kind, found.rank) == ("hang", 1)
+        begin, found = time.monotonic(), watched(pids, 20 * FLOOR_S, said=said)
+        assert time.monotonic() - begin > scripts.SPIN_TIMES * FLOOR_S, "long work in one function looks the same"
+    assert len(said) <= 1 and all(standstill.LOOPS in text for text in said)
+    assert found and (found.kind, found.rank) == ("hang", 1)
     assert found.where and Path(found.where.rpartition(":")[0]) == script
     assert found.how.startswith(f"spins at {found.where} (spins), and holds the GIL")
 
@@ -68,6 +71,13 @@ def test_a_rank_that_works_while_the_other_waits_is_no_hang(tmp_path: Path, role
     with targets.ranks(tmp_path, role, "waits") as (pids, _):
         assert watched(pids, 5 * FLOOR_S, said=said) is None
     assert said == []
+
+
+def test_a_write_that_never_returns_is_a_hang_only_after_long(tmp_path: Path) -> None:
+    with targets.ranks(tmp_path, "saves", "waits") as (pids, script):
+        begin, found = time.monotonic(), stuck(pids)
+        assert time.monotonic() - begin > scripts.ALONE_TIMES * FLOOR_S
+    assert (found.kind, found.rank, found.where) == ("hang", 0, f"{script}:{targets.line_of(script, 'os.write(', 'saves')}")
 
 
 def test_all_wait_in_different_places(tmp_path: Path) -> None:
@@ -99,7 +109,7 @@ def test_a_stopped_rank_is_told_and_then_found(tmp_path: Path) -> None:
         targets.stopped(pids[0])
         found = watched(pids, 20 * FLOOR_S, said=said)
     assert found and (found.kind, found.rank) == ("stopped", 0)
-    assert found.how == f"is stopped (SIGSTOP); go on: kill -CONT {pids[0]}" and found.since_s >= scripts.STOPPED_S
+    assert found.how == f"is stopped (SIGSTOP); go on: kill -CONT {pids[0]}" and found.since_s >= native.STOPPED_S
     assert said == [f"rank 0 (pid {pids[0]}) is stopped by SIGSTOP; go on: kill -CONT {pids[0]}"]
 
 
@@ -221,9 +231,9 @@ def look(*frames: Frame, gpu: bool = False, holds_gil: bool = False, **facts: ob
     return Look(process, Stack(1, "py-spy", (Thread("MainThread", True, False, holds_gil, frames),)), gpu)
 
 
-def judged(*pairs: tuple[Look, Look], elsewhere: bool = False) -> Finding | str:
-    samples = [Sample(float(at), {rank: pair[at] for rank, pair in enumerate(pairs)}) for at in (0, 1)]
-    return standstill.judge(samples, {}, elsewhere=elsewhere)
+def judged(*pairs: tuple[Look, Look], elsewhere: bool = False, alone: bool = False, written: int = 0) -> Finding | str:
+    samples = [Sample(float(at), {rank: pair[at] for rank, pair in enumerate(pairs)}, at * written) for at in (0, 1)]
+    return standstill.judge(samples, {}, elsewhere=elsewhere, alone=alone)
 
 
 def reduce(**facts: object) -> Look:
@@ -237,6 +247,23 @@ def test_blocked_in_io() -> None:
     assert found.how == "is blocked in I/O (nfs_wait_on_request) at /home/me/train.py:7 (step)"
     moving = look(MINE, state="D", faults=5000)
     assert isinstance(judged((reduce(), reduce()), (blocked, moving)), str), "it reads a mapped file, slowly"
+    assert isinstance(judged((reduce(), reduce()), (blocked, blocked), written=5_000_000), str), "the kernel writes what it has got"
+    assert isinstance(judged((reduce(), reduce()), (blocked, blocked), written=4096), Finding)
+
+
+@pytest.mark.parametrize("state", ["D", "S"])
+@pytest.mark.parametrize("code", ["os.fsync(file.fileno())", "file.close()", "with open(path, 'wb') as file:", "torch.save(state, path)"])
+def test_a_slow_save_is_no_hang_for_long(tmp_path: Path, code: str, state: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"{code}\n")
+    frames = [Frame(str(script), 1, "save")]
+    if code.startswith("torch"):
+        frames.insert(0, Frame(f"{LIBRARY}/serialization.py", 900, "_save"))
+    saves = look(*frames, state=state, waits_in="nfs_wait_on_request")
+    said = judged((reduce(), reduce()), (saves, saves))
+    assert isinstance(said, str) and said.startswith("one of them works: rank 1 is at ")
+    found = judged((reduce(), reduce()), (saves, saves), alone=True)
+    assert isinstance(found, Finding) and (found.kind, found.rank) == ("blocked" if state == "D" else "hang", 1)
 
 
 def test_backward_that_computes_is_no_waiting() -> None:
@@ -267,6 +294,75 @@ def test_a_rank_that_waits_for_its_gpu_is_innocent(tmp_path: Path) -> None:
     assert isinstance(judged((without[0], without[1]), (lock, lock)), str), "on a CPU it computes"
 
 
+@pytest.mark.parametrize(
+    ("pending", "alone", "certain"),
+    [(True, False, True), (False, False, False), (False, True, False), (None, False, False), (None, True, True)],
+)
+def test_a_gpu_that_computes_is_not_waiting(pending: bool | None, alone: bool, certain: bool) -> None:
+    watch = ScriptWatch(1.0, pending=lambda rank: pending if rank == 1 else None)
+    places = {0: "waits in barrier at train.py:9 (step)", 1: "waits in the GPU at train.py:7 (step)"}
+    found = Finding("uneven", None, None, "all ranks wait for each other", places, {}, 1.0)
+    told = watch._doubted(found, alone)
+    assert (told is found) == certain
+    if pending is False:
+        assert told == "the GPU of rank 1 computes: none of its collectives is pending"
+    stopped = dataclasses.replace(found, kind="stopped", rank=0)
+    assert watch._doubted(stopped, False) is stopped, "whatever the others do"
+
+
+def test_a_look_that_fails_is_told_and_the_next_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    watch = ScriptWatch(1.0, say=said.append)
+
+    def refused(pids: object) -> Sample:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(scripts, "take", refused)
+    watch._examine(watch._samples, {0: 1}, {}, 2.0, 1.0, False)
+    for _ in range(3):
+        assert watch._told(2.0, 1.0, False) is None
+    assert said == ["no hang can be found: the looks themselves fail: PermissionError: [Errno 1] Operation not permitted"]
+    waiting = Sample(1.0, {0: reduce()})
+    monkeypatch.setattr(scripts, "take", lambda pids: waiting)
+    watch._examine(watch._samples, {0: 1}, {}, 2.0, 1.0, False)
+    assert watch._verdict and watch._verdict[1] == "not looked at for long enough"
+
+
+def test_what_may_be_an_endless_loop_is_told_before_it_is_ended() -> None:
+    said: list[str] = []
+    watch = ScriptWatch(1.0, say=said.append)
+    watch._verdict = (watch._samples, f"{standstill.LOOPS}rank 0 is at train.py:7 (count)")
+    watch._loops = scripts.SPIN_LOOKS - 1
+    assert watch._told(2.0, 1.0, False) is None and said == [], "a few looks may find the same by accident"
+    watch._loops = scripts.SPIN_LOOKS
+    for _ in range(3):
+        assert watch._told(2.0, 1.0, False) is None
+    assert said == [
+        "no output for 2 s: in the same Python functions all the time, an endless loop or long work: rank 0 is at train.py:7 (count);"
+        " the run is ended if this is still so after 5 s; work should print something now and then"
+    ]
+
+
+def test_many_stacks_in_a_row_end_when_they_are_no_longer_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(scripts, "time", clock)
+    watch, asked = ScriptWatch(1.0), []
+
+    def dump(pids: list[int], seconds: float) -> dict[int, str]:
+        asked.append(seconds)
+        clock.now += 3.0
+        if len(asked) == closes_at:
+            watch.close()
+        return {pids[0]: "a stack"}
+
+    monkeypatch.setattr(stacks, "dump", dump)
+    closes_at = 0
+    assert len(watch._burst(7)) == 4 and asked == [10.0, 7.0, 4.0, 1.0], "one limit for all of them"
+    asked.clear()
+    closes_at = 2
+    assert len(watch._burst(7)) == 2, "closed"
+
+
 def test_ranks_of_other_machines_may_be_waited_for() -> None:
     said = judged((reduce(), reduce()), (reduce(), reduce()), elsewhere=True)
     assert said == "all ranks here wait, for a rank of another machine perhaps: rank 0 waits in all_reduce, rank 1 waits in all_reduce"
@@ -291,9 +387,9 @@ def test_rates_of_a_course() -> None:
     first, last = look(MINE), look(MINE, cpu_s=10.5, io_bytes=5000, faults=10)
     child = dataclasses.replace(PROCESS, pid=2, cpu_s=1.0)
     first = dataclasses.replace(first, children={2: child}, sockets={7: 100, 8: 5})
-    last = dataclasses.replace(last, children={2: dataclasses.replace(child, cpu_s=1.4)}, sockets={7: 1100, 9: 50})
+    last = dataclasses.replace(last, children={2: dataclasses.replace(child, cpu_s=1.4, faults=6)}, sockets={7: 1100, 9: 50})
     course = Course(0, (first, last), 2.0)
     assert (course.own_cpu, course.childrens_cpu) == (pytest.approx(0.25), pytest.approx(0.2))
-    assert course.bytes_moved == (4000 + 1000 + 50) / 2 and course.faults == 5
+    assert course.bytes_moved == (4000 + 1000 + 50) / 2 and course.faults == 8, "of the child too: it reads a mapped file"
     assert course.children_work and not course.idle and course.same_place
     assert sampling.courses([]) == {}

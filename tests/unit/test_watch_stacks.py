@@ -270,3 +270,42 @@ def test_waiting_for_a_worker() -> None:
     assert stacks.waits_for_worker(thread(poll, (loader, "_shutdown_workers"), MINE))
     assert not stacks.waits_for_worker(thread(MINE, (loader, "_SingleProcessDataLoaderIter._next_data"), MINE))
     assert not stacks.waits_for_worker(thread(MINE))
+
+
+def test_a_process_that_ends_before_it_can_be_let_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def gone(pid: int, number: int) -> None:
+        raise ProcessLookupError
+
+    with targets.running(tmp_path, targets.LOCK) as (pid, _, _), monkeypatch.context() as patched:
+        targets.stopped(pid)
+        patched.setattr(stacks.os, "kill", gone)
+        stacks._let_go(pid)
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "so"),
+    [
+        ("/u/lib/python3.11/site-packages/torch/serialization.py", "x", True),
+        ("/u/lib/python3.11/site-packages/torch/distributed/checkpoint/filesystem.py", "x", True),
+        ("/u/lib/python3.11/site-packages/safetensors/torch.py", "x", True),
+        ("/u/lib/python3.11/shutil.py", "x", True),
+        ("train.py", "    os.fsync(handle)", True),
+        ("train.py", "    log.flush()", True),
+        ("train.py", "    file.write(block)", True),
+        ("train.py", "    lock.acquire()", False),
+        ("train.py", "    dist.all_reduce(closed)", False),
+    ],
+)
+def test_who_writes_a_file(tmp_path: Path, file: str, code: str, so: bool) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(code + "\n")
+    outer = Frame("/home/me/train.py", 3, "main")
+    assert stacks.saves([Frame(str(script) if file == "train.py" else file, 1, "f"), outer]) is so
+    assert not stacks.saves([outer]) and not stacks.saves([])
+
+
+def test_who_waits_for_its_gpu(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("total += loss.item()\nlock.acquire()\n")
+    assert stacks.waits_for_device(Frame(str(script), 1, "step")) and not stacks.waits_for_device(Frame(str(script), 2, "step"))
+    assert stacks.waits_for_device(Frame("/u/site-packages/torch/cuda/__init__.py", 900, "synchronize"))

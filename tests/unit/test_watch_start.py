@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from training.heartbeat import Heartbeat
+from training.heartbeat import Heartbeat, read_all
 from training.launch.team import Team
 from training.rundir import RunDir
-from training.watch import collectives, native
+from training.watch import collectives, native, ranks
 from training.watch.collectives import Call
-from training.watch.finding import DESYNC, HANG, STOPPED, Finding
+from training.watch.finding import DESYNC, HANG, STOPPED, UNEVEN, Finding
+from training.watch.scripts import ScriptWatch
 from training.watch.start import RanksWatch
 
 PLAN: dict[str, Any] = {"config": {"hang_timeout": 3}, "compile": {"value": False}, "ranks": 2}
+SCRIPT = {"script": {"path": "main.py"}}
 
 
 @pytest.fixture
@@ -26,16 +30,76 @@ def run(tmp_path: Path) -> RunDir:
     return made
 
 
-def test_an_error_of_the_watch_ends_the_watch_alone(
+def test_an_error_of_the_watch_turns_it_off_for_a_while(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    watch = RanksWatch(run, PLAN, Team(range(2), 2))
+    monkeypatch.setattr(native.Watch, "look", lambda self, pids: 1 / 0)
+    for off_s in (60, 120, 240, 480):
+        assert watch.look({0: os.getpid()}, {}) is None
+        said = capsys.readouterr().err
+        assert f"hang detection is off for {off_s} s: ZeroDivisionError: division by zero" in said
+        assert "1 / 0" in run.watch_error.read_text()
+        clock[0] += off_s - 1
+        assert watch.look({0: os.getpid()}, {}) is None and capsys.readouterr().err == "", "said once"
+        clock[0] += 2
+    assert watch.look({0: os.getpid()}, {}) is None
+    assert "hang detection is off for this start: ZeroDivisionError" in capsys.readouterr().err
+    clock[0] += 1e9
+    assert watch.look({0: os.getpid()}, {}) is None and capsys.readouterr().err == ""
+
+
+def test_an_error_that_passes_is_forgotten(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, found = [1000.0], Finding(HANG, 0, None, "stands", {}, {}, 4.0)
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
     watch = RanksWatch(run, PLAN, Team(range(2), 2))
     monkeypatch.setattr(native.Watch, "look", lambda self, pids: 1 / 0)
     assert watch.look({0: os.getpid()}, {}) is None
-    said = capsys.readouterr().err
-    assert "hang detection is off for this start: ZeroDivisionError: division by zero" in said
-    assert "1 / 0" in run.watch_error.read_text()
-    assert watch.look({0: os.getpid()}, {}) is None and capsys.readouterr().err == "", "said once"
+    monkeypatch.setattr(native.Watch, "look", lambda self, pids: found)
+    assert watch.look({0: os.getpid()}, {}) is None
+    clock[0] += 61
+    assert watch.look({0: os.getpid()}, {}) is found
+
+
+def test_no_error_escapes_elsewhere(run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    beat = Heartbeat(run.heartbeat(0), 0)
+    beat.beat("fetch")
+    (read,) = read_all(run.heartbeats, range(1))
+    monkeypatch.setattr(native.Watch, "patience_s", lambda self, beat: 1 / 0)
+    watch = RanksWatch(run, PLAN, Team(range(2), 2))
+    assert watch.patience_s(read) == 0.0 and "ZeroDivisionError" in capsys.readouterr().err
+    assert watch.patience_s(read) == 0.0 and capsys.readouterr().err == ""
+    monkeypatch.setattr(ScriptWatch, "close", lambda self: 1 / 0)
+    RanksWatch(run, PLAN | SCRIPT, Team(range(2), 2)).close()
+    assert "hang detection is off for 60 s: ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_ranks_of_torchrun_that_come_late_and_leave_early(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked = [1000.0], []
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    seen: list[tuple[dict[int, int], dict[int, int]]] = []
+    monkeypatch.setattr(ScriptWatch, "look", lambda self, pids, ended: seen.append((pids, ended)))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as leaves:
+        there = {1: os.getpid()}
+        monkeypatch.setattr(ranks, "below", lambda pid: asked.append(pid) or dict(there))
+        watch = RanksWatch(run, PLAN | SCRIPT, Team(range(2), 2))
+        watch.look({None: 7}, {})
+        there[0] = leaves.pid
+        watch.look({None: 7}, {})
+        assert seen == [({1: os.getpid()}, {})] * 2 and asked == [7], "once a second"
+        clock[0] += 1.1
+        watch.look({None: 7}, {})
+        assert seen[-1] == ({0: leaves.pid, 1: os.getpid()}, {})
+        clock[0] += 1.1
+        watch.look({None: 7}, {})
+        assert asked == [7, 7], "all are there"
+        assert leaves.stdin
+        leaves.stdin.close()
+    del there[0]
+    watch.look({None: 7}, {})
+    assert seen[-1] == ({1: os.getpid()}, {0: 0})
 
 
 def test_a_healthy_rank_is_no_finding_and_zero_turns_it_off(run: RunDir) -> None:
@@ -59,13 +123,17 @@ def test_a_rank_that_never_comes_is_awaited_and_then_named(run: RunDir, monkeypa
 
 
 def test_a_script_is_also_seen_by_what_its_ranks_have_called(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = RanksWatch(run, PLAN | {"script": {"path": "main.py"}}, Team(range(2), 2))
+    watch = RanksWatch(run, PLAN | SCRIPT, Team(range(2), 2))
     said = {0: [Call("0", 7, "barrier", "")], 1: [Call("0", 7, "all_reduce", "float [9]")]}
     monkeypatch.setattr(collectives, "read", lambda folder, rank: said[rank])
     waits = Finding(HANG, 0, "main.py:3", "stands", {1: "waits"}, {}, 4.0)
     found = watch._compared(waits, said)
     assert (found.kind, found.rank, found.where) == (DESYNC, None, None)
     assert found.how == "the ranks do not do the same at collective 7: rank 0: barrier; rank 1: all_reduce of float [9]"
+    uneven = watch._compared(Finding(UNEVEN, None, None, "all ranks wait, in different places", {}, {}, 4.0), said)
+    assert uneven.kind == UNEVEN and uneven.how.startswith(
+        "all ranks wait, in different places; the ranks do not do the same at collective 7"
+    )
     stopped = Finding(STOPPED, 0, None, "is stopped", {}, {}, 4.0)
     assert watch._compared(stopped, said) is stopped
 

@@ -27,6 +27,7 @@ from training.errors import Problem, UserError
 
 TEMPORARY = ".writing-"
 CHUNK = 1 << 20
+SYNCED = 1 << 28  # bytes between two words of the disk: all of a large model at once can take longer than a save may be silent
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,27 @@ class _Hashed(io.RawIOBase):
     def __init__(self, file: BinaryIO, moved: Callable[[], None]) -> None:
         self.file, self.moved, self.digest, self.bytes = file, moved, hashlib.sha256(), 0
         self.failed: OSError | None = None
+        self._dirty = 0  # bytes that the disk may not have yet
 
     def write(self, data: Any) -> int:
-        self.digest.update(data)
-        self.bytes += len(data)
+        """A tensor comes as one piece, however large it is."""
+        with memoryview(data).cast("B") as view:
+            for at in range(0, len(view), SYNCED):
+                self._write(view[at : at + SYNCED])
+            return len(view)
+
+    def _write(self, part: memoryview) -> None:
+        self.digest.update(part)
+        self.bytes += len(part)
+        self._dirty += len(part)
         self.moved()
         try:
-            return self.file.write(data)
+            self.file.write(part)
+            if self._dirty >= SYNCED:
+                self._dirty = 0
+                self.file.flush()
+                os.fdatasync(self.file.fileno())
+                self.moved()
         except OSError as error:
             self.failed = error
             raise

@@ -7,55 +7,36 @@ import functools
 import os
 import selectors
 import signal
+import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from training import console, heartbeat, rundir
 from training.errors import Exit
 from training.host import process
 from training.host.gpus import one_line
-from training.launch import ended, spawn, team
+from training.launch import ended, limits, spawn, team, wishes
 from training.launch.line import SILENT, Line, Lost
+from training.launch.outcome import Outcome
 from training.launch.output import Output
 from training.launch.team import Team, is_script
-from training.watch import death, serve
-from training.watch.death import Death
+from training.launch.wishes import Wishes
+from training.watch import death, record, serve
 from training.watch.finding import Finding
 from training.watch.start import RanksWatch
 
 POLL_S = 0.25
-PEER_GRACE_S = 3.0  # what the others may still say after one has failed
-STALL_S = 5.0  # after a wish to stop: ranks that make no progress for so long are killed
-SAVING_S = 600.0  # so long may a part of a checkpoint take
-SAVING = ("gather state", "checkpoint")  # phases of a rank that may take long, and must not be cut short
-CLOSING_S = 30.0  # between the first rank's regular end and the last one's
-
-
-@dataclass
-class Outcome:
-    """What became of an attempt. `ended` lists (rank or None, wait status as in Popen.returncode), first death first."""
-
-    ended: list[tuple[int | None, int]] = field(default_factory=list)
-    guilty: tuple[int | None, int] | None = None  # the first that failed
-    here: tuple[int | None, int] | None = None  # the first that failed on this machine
-    phases: dict[int, str] = field(default_factory=dict)  # rank → what it was doing when the first one failed
-    death: Death | None = None  # what is known of the first rank that died
-    finding: Finding | None = None  # the hang that ended it
-    asked: Exit = Exit.DONE  # PREEMPTED or INTERRUPTED when a signal asked to stop
-    killed: bool = False  # asked twice, or the ranks did not stop
-    elsewhere: bool = False  # a rank of another machine failed first
-    lost: Lost | None = None  # a machine that is gone or silent, when that ended it
-    ours: bool = True  # our own training; False: somebody's script
-    torn_down: bool = False  # a script had come to its end, and was aborted after it
 
 
 class Attempt:
-    """`token` marks every process of the launch (training.host.process)."""
+    """`token` marks every process of the launch (training.host.process). `wanted`: signals that count before and after it, too."""
 
-    def __init__(self, run: rundir.RunDir, plan: dict[str, Any], team: Team, token: str, line: Line | None = None) -> None:
+    def __init__(
+        self, run: rundir.RunDir, plan: dict[str, Any], team: Team, token: str, line: Line | None = None, wanted: Wishes | None = None
+    ) -> None:
         self.run, self.plan, self.team, self.token, self.line, self.outcome = run, plan, team, token, line, Outcome()
+        self._wishes = wanted or Wishes()
         self._ours = self.outcome.ours = not is_script(plan)
         self._watch = RanksWatch(run, plan, team)
         self.each_pass: Callable[[], None] = lambda: None  # called a few times a second while ranks run
@@ -66,55 +47,66 @@ class Attempt:
         self._alive: dict[int, spawn.Child] = {}  # by pidfd
         self._outputs: dict[int, Output] = {}  # by descriptor
         self._failed_at: float | None = None
-        self._first_end: float | None = None
         self._asked_at: float | None = None
+        self._killed_at: float | None = None
+        self._said: set[str] = set()
 
     def go(self) -> Outcome:
-        """Start, watch, reap. Whatever happens here, no process of this attempt is left when it returns."""
-        # Signals become bytes in a pipe, so that the loop below handles them like everything else.
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-        before = {number: signal.signal(number, lambda *_: None) for number in numbers}
-        previous = signal.set_wakeup_fd(writer)
-        self._selector.register(reader, selectors.EVENT_READ, self._on_signal)
-        for node, wire in (self.line.wires if self.line else {}).items():
-            self._selector.register(wire, selectors.EVENT_READ, functools.partial(self._on_line, node))
-        try:
-            self._start()
-            judged = 0.0
-            while self._alive:
-                for key, _ in self._selector.select(POLL_S):
-                    key.data(key.fd)
-                if time.monotonic() - judged > POLL_S:  # not at each line of output: the ranks need the CPU
-                    self._judge()
-                    self.each_pass()
-                    judged = time.monotonic()
-        finally:
-            for child in self._alive.values():
-                child.signal_group(signal.SIGKILL)
-                child.popen.wait()
-            self._watch.close()
-            self._sweep()
-            with contextlib.suppress(OSError):
-                for rank in self.team.ranks:
-                    serve.address(self.run.ranks, rank).unlink(missing_ok=True)  # a folder with a socket can not be copied
-            self._drain_rest()
-            signal.set_wakeup_fd(previous)
-            for number, handler in before.items():  # who was asked to stop does that now, however often he is asked
-                signal.signal(number, handler if self.outcome.asked == Exit.DONE else signal.SIG_IGN)
-            self._selector.close()
-            os.close(reader)
-            os.close(writer)
+        """Start, watch, reap. Whatever happens here, no process of this attempt that can be ended is left when it returns."""
+        with self._wishes:
+            self._selector.register(self._wishes.fd, selectors.EVENT_READ, self._on_signal)
+            for node, wire in (self.line.wires if self.line else {}).items():
+                self._selector.register(wire, selectors.EVENT_READ, functools.partial(self._on_line, node))
+            try:
+                self._start()
+                judged = 0.0
+                while self._alive and not self._blocked():
+                    for key, _ in self._selector.select(POLL_S):
+                        key.data(key.fd)
+                    if time.monotonic() - judged > POLL_S:  # not at each line of output: the ranks need the CPU
+                        self._judge()
+                        self._safely("noting how far the run is", self.each_pass)
+                        judged = time.monotonic()
+            finally:
+                self._safely("ending the ranks", self._reap)
+                self._safely("ending the watch", self._watch.close)
+                self._safely("looking for what ranks have left behind", self._sweep)
+                self._safely("removing sockets", self._remove_sockets)
+                self._safely("reading the ranks' last words", self._drain_rest)
+                self._selector.close()
         return self.outcome
 
-    def _start(self) -> None:
+    def _safely(self, what: str, work: Callable[[], object]) -> None:
+        """What only tells or tidies up must not end the run, nor keep from what comes after it. Said once."""
+        try:
+            work()
+        except Exception as error:
+            text = f"{what} has failed, and nothing else with it: {type(error).__name__}: {error}"
+            if text not in self._said:
+                self._said.add(text)
+                console.warning(text)
+
+    def _reap(self) -> None:
+        for child in self._alive.values():
+            child.signal_group(signal.SIGKILL)
+        for child in self._alive.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it is blocked in the kernel, and that has been said
+                child.popen.wait(timeout=1.0 if self.outcome.blocked else limits.UNKILLABLE_S)
+
+    def _blocked(self) -> bool:
+        """Has SIGKILL not ended the ranks? The kernel ends nobody who waits for a dead disk or device: nor do we wait for them."""
+        if self._killed_at is None or time.monotonic() - self._killed_at < limits.UNKILLABLE_S:
+            return False
+        self.outcome.blocked = "; ".join(limits.unkillable(child.name, child.popen.pid) for child in self._alive.values())
+        console.error(self.outcome.blocked)
+        return True
+
+    def _remove_sockets(self) -> None:
         for rank in self.team.ranks:
-            for stale in (
-                self.run.heartbeat(rank),
-                *(self.run.ranks / f"rank{rank}.{end}" for end in ("error.json", "stacks", "ended", "sock")),
-            ):
-                stale.unlink(missing_ok=True)
+            serve.address(self.run.ranks, rank).unlink(missing_ok=True)  # a folder with a socket can not be copied
+
+    def _start(self) -> None:
+        spawn.remove_stale(self.run, self.team)
         command = team.command(self.run, self.plan)
         if self.plan["launcher"]["value"] == "torchrun":
             children = [spawn.start_torchrun(self.team, command, self.token, self.run.ranks, ours=self._ours)]
@@ -124,6 +116,7 @@ class Attempt:
         for child in children:
             path = self.run.ranks / "torchrun.log" if child.rank is None else self.run.rank_log(child.rank)
             output = Output(child.output, path, shown=child.rank in (None, self.team.ranks.start))
+            self.outcome.log_from[path] = output.begins
             self._alive[child.pidfd], self._outputs[child.output] = child, output
             self._selector.register(child.pidfd, selectors.EVENT_READ, self._on_end)
             self._selector.register(child.output, selectors.EVENT_READ, self._on_output)
@@ -142,8 +135,6 @@ class Attempt:
         os.close(pidfd)
         status = child.popen.wait()
         child.signal_group(signal.SIGKILL)  # what it left behind: data-loader workers, helpers
-        now = time.monotonic()
-        self._first_end = self._first_end or now
         self.outcome.ended.append((child.rank, status))
         if self._killing or self._regular(child, status):
             return
@@ -152,7 +143,7 @@ class Attempt:
             self.outcome.guilty = self.outcome.here
             self.outcome.phases = {b.rank: str(b) for b in self._beats()}
             self.outcome.torn_down = status == -signal.SIGABRT and (self.run.ranks / f"rank{child.rank}.ended").exists()
-            self._tell_death(child, status)
+            self._safely("telling of the failure", functools.partial(self._tell_death, child, status))
             self._fail()
 
     def _tell_death(self, child: spawn.Child, status: int) -> None:
@@ -162,9 +153,8 @@ class Attempt:
         if child.rank is None:
             console.error(f"{child.name} {ended.how(status)}")
             return
-        known = self.outcome.death = death.explain(
-            self.run, child.rank, status, [c.rank for c in self._alive.values() if c.rank is not None]
-        )
+        others = [c.rank for c in self._alive.values() if c.rank is not None]
+        known = self.outcome.death = death.explain(self.run, child.rank, status, others, self.outcome.log_from)
         phase = self.outcome.phases.get(known.rank) if known.rank is not None else None
         at = f"; at {known.where}" if known.where else ""
         text = f"{known.label}{f' rank {known.rank}' if known.rank is not None else ''}{f' in {phase!r}' if phase else ''}: {known.how}{at}"
@@ -213,8 +203,10 @@ class Attempt:
 
     def _sweep(self) -> None:
         """What the ranks' own children have left, also in sessions of their own."""
+        blocked = {child.popen.pid for child in self._alive.values()} if self.outcome.blocked else set()
         for pid, command in process.sweep(self.token).items():
-            console.warning(f"left behind by a rank, ended: pid {pid}: {one_line(command)[:100]}")
+            if pid not in blocked:
+                console.warning(f"left behind by a rank, ended: pid {pid}: {one_line(command)[:100]}")
 
     def _regular(self, child: spawn.Child, status: int) -> bool:
         """Did it end as it should? A status of 0 in the middle of the training is a failure too."""
@@ -224,15 +216,13 @@ class Attempt:
         return status == 0 and (beat is None or beat.phase == heartbeat.FINISHED)
 
     def _on_signal(self, fd: int) -> None:
-        for number in os.read(fd, 64):
-            if number not in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-                continue
-            name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        for number in self._wishes.read():
+            name = wishes.name(number)
             self._asked_times += 1
             if self._asked_times > 1:
                 self._insist(name)
                 continue
-            self.outcome.asked = Exit.INTERRUPTED if number == signal.SIGINT else Exit.PREEMPTED
+            self.outcome.asked = wishes.code(number)
             self._asked_at = time.monotonic()
             will = "finishing the current step and saving a checkpoint" if self._ours else "told the script to stop"
             console.warning(f"{name}: {will} (once more: stop now)")
@@ -255,16 +245,16 @@ class Attempt:
             child.signal_group(signal.SIGTERM)
 
     def _judge(self) -> None:
-        """Limits: peers of a failed rank, ranks that do not stop when asked, no progress at all."""
+        """Limits: peers of a failed rank, ranks that do not stop when asked, or do not leave, no progress at all."""
         now = time.monotonic()
-        if self._failed_at is not None and now - self._failed_at > PEER_GRACE_S:
+        if self._failed_at is not None and now - self._failed_at > limits.grace_s(self.outcome.guilty):
             self._kill()
         beats = self._beats()
-        if self._asked_at is not None and now - self._asked_at > STALL_S and self._silent(beats):
+        # A script tells nothing; of our own, all must have finished.
+        if self._ours and len(beats) == len(self.team.ranks) and all(b.phase == heartbeat.FINISHED for b in beats):
+            self._close(beats)
+        elif self._asked_at is not None and now - self._asked_at > limits.STALL_S and self._silent(beats):
             self.outcome.killed = True
-            self._kill()
-        finished = self._ours and all(b.phase == heartbeat.FINISHED for b in beats)  # a script tells nothing
-        if self._first_end is not None and now - self._first_end > CLOSING_S and finished:
             self._kill()
         for lost in self.line.watch(min((b.age_s for b in beats if b.phase != heartbeat.FINISHED), default=0.0)) if self.line else []:
             self._lose(lost)
@@ -277,16 +267,26 @@ class Attempt:
         if not self._alive:
             return None
         started = {child.rank: child.popen.pid for child in self._alive.values()}
-        return self._watch.look(started, {rank: status for rank, status in self.outcome.ended if rank is not None})
+        if found := self._watch.look(started, {rank: status for rank, status in self.outcome.ended if rank is not None}):
+            return found
+        found = limits.gone(self._beats(), float(self.plan["config"]["hang_timeout"])) if self._ours and None in started else None
+        return record.keep(self.run, found, {}) if found else None
 
     def _silent(self, beats: list[heartbeat.Beat]) -> bool:
-        """After a wish to stop: does nobody do anything about it? Whoever saves may take his time, and whoever has just finished
-        needs a moment to leave. A script has no heartbeat: it is left alone until it is asked again."""
-        if not beats:
-            return self._ours or self._asked_times > 1
-        if any(beat.phase in SAVING for beat in beats):
-            return min(beat.age_s for beat in beats) > SAVING_S
-        return all(beat.age_s > max(STALL_S, self._watch.patience_s(beat)) for beat in beats)
+        """A script has no heartbeat: it is left alone until it is asked again."""
+        return limits.silent(beats, self.outcome.asked, self._watch) if beats else self._ours or self._asked_times > 1
+
+    def _close(self, beats: list[heartbeat.Beat]) -> None:
+        """The work of all is done; something keeps a process. The run is what rank 0 has written of it."""
+        since_s = min(b.age_s for b in beats)
+        limit_s = limits.STALL_S if self.outcome.asked == Exit.INTERRUPTED else limits.CLOSING_S
+        if self._killing or not self._alive or since_s <= limit_s:
+            return
+        names = ", ".join([f"rank {b.rank}" for b in beats if not limits.has_left(b)] or [c.name for c in self._alive.values()])
+        why = "a thread that is no daemon, or what it does at exit"
+        console.warning(f"{names}: finished since {since_s:.0f} s, and the process does not leave ({why}): ended")
+        self.outcome.closed = Exit((rundir.read_json(self.run.summary) or {}).get("exit_code", self.outcome.asked))
+        self._kill_all()
 
     def _hang(self, found: Finding) -> None:
         """Told at once, while the ranks are still there; nothing comes from them any more, so they are ended."""
@@ -298,9 +298,14 @@ class Attempt:
         self._kill()
 
     def _kill(self) -> None:
-        self._killing = True
         if self.outcome.asked != Exit.DONE:
             self.outcome.killed = True
+        self._kill_all()
+
+    def _kill_all(self) -> None:
+        """From now on deaths are our doing."""
+        self._killing = True
+        self._killed_at = self._killed_at or time.monotonic()
         for child in self._alive.values():
             child.signal_group(signal.SIGKILL)
 

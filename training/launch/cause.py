@@ -3,13 +3,25 @@ reported itself, and what an aborted one said at its end. Words of the others ar
 
 from __future__ import annotations
 
+import json
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from training.host import gpus
+from training import console
+from training.request import ROOT
 
+DRIVER_S = 10.0  # NVML answers within a second; of a GPU that has fallen off the bus it may wait for ever
+ASK = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from training.host import gpus
+machine = gpus.look()
+print(json.dumps({"uuids": [gpu.uuid for gpu in machine.gpus], "reason": machine.reason}))
+"""
 UNKNOWN = "unknown"
 BY_TYPE = {
     "NotFinite": "nan_loss",
@@ -54,10 +66,30 @@ def lost_gpus(plan: dict[str, Any]) -> str:
     """Those of this machine that have trained and of which the driver knows nothing any more, for people; '' when all are there."""
     if plan["device"]["value"] != "cuda" or not plan["gpus"]:
         return ""
-    machine = gpus.look()
-    there = {gpu.uuid for gpu in machine.gpus}
-    lost = [f"GPU {gpu['index']} ({gpu['name']})" for gpu in plan["gpus"] if gpu["uuid"] not in there]
-    return f"{', '.join(lost)} can not be seen any more: {machine.reason}" if lost else ""
+    try:
+        machine = _ask_driver()
+    except subprocess.TimeoutExpired:
+        return f"the driver does not answer: a GPU of this machine may have fallen off the bus (NVML, {DRIVER_S:g} s)"
+    except (OSError, ValueError) as error:
+        console.warning(f"it is not known whether a GPU is lost, since NVML could not be asked: {error}")
+        return ""
+    lost = [f"GPU {gpu['index']} ({gpu['name']})" for gpu in plan["gpus"] if gpu["uuid"] not in machine["uuids"]]
+    return f"{', '.join(lost)} can not be seen any more: {machine['reason']}" if lost else ""
+
+
+def _ask_driver() -> dict[str, Any]:
+    """In a process of its own: one that waits for a dead GPU can not be interrupted, nor ended, so it is not waited for either."""
+    command = [sys.executable, "-c", ASK, str(ROOT)]
+    asked = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        answer, complaint = asked.communicate(timeout=DRIVER_S)
+    except subprocess.TimeoutExpired:
+        asked.kill()
+        raise
+    if asked.returncode:
+        raise OSError(complaint.decode("utf-8", "replace").strip().rpartition("\n")[2] or f"status {asked.returncode}")
+    found: dict[str, Any] = json.loads(answer)
+    return found
 
 
 def is_victim(error: dict[str, Any]) -> bool:

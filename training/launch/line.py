@@ -20,7 +20,7 @@ PING_S = 1.0
 LATE_S = 2.5 * PING_S
 STILL_S = SILENT_S - 2 * PING_S  # the ranks may have stopped a little later than the answers
 TURN_S = 1.0  # counts at most between two turns: when this supervisor was stopped itself, the others were not silent
-SETTLE_S = 6.0  # longer than the other ranks get for their last words (training.launch.attempt)
+SETTLE_S = 6.0  # longer than the other ranks get for their last words (training.launch.limits)
 PAUSE_S = 0.05
 SAY_AFTER_S, SAY_EVERY_S = 5.0, 30.0
 # Kinds of a failure, beside those of training.launch.verdict: another machine, or the way to it.

@@ -17,6 +17,7 @@ class Output:
     def __init__(self, fd: int, path: Path, shown: bool) -> None:
         self.fd, self.shown = fd, shown
         self._file = path.open("ab", buffering=0)
+        self.begins = os.fstat(self._file.fileno()).st_size  # before it are the words of earlier starts
         self._line = b""
         self._warned = False
 
@@ -59,11 +60,11 @@ class Output:
         os.close(self.fd)
 
 
-def tail(path: Path, lines: int) -> list[str]:
-    """The last lines of a file, progress bars as a terminal would leave them."""
+def tail(path: Path, lines: int, since: int = 0) -> list[str]:
+    """The last lines of a file, progress bars as a terminal would leave them; nothing from before the byte `since`."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - READ_BYTES))
+            file.seek(max(since, path.stat().st_size - READ_BYTES))
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections import Counter
 from dataclasses import replace
@@ -13,18 +12,19 @@ from training import console, heartbeat, rundir
 from training.engine import manifest
 from training.errors import Exit
 from training.inject import ATTEMPT
-from training.launch.attempt import Outcome
+from training.launch import wishes
+from training.launch.outcome import Outcome
 from training.launch.remedy import CURES, Failure, GiveUp, Restart, changed_plan, remedy
+from training.launch.wishes import Wishes
 
-POLL_S = 0.1
 SHOWN = 3  # failures in the last line
 
 
 class Recovery:
-    """Of one launch."""
+    """Of one launch. `wanted`: where signals are noted that come between two attempts; without it, in a pause only."""
 
-    def __init__(self, run: rundir.RunDir, plan: dict[str, Any]) -> None:
-        self.run, self.plan = run, plan
+    def __init__(self, run: rundir.RunDir, plan: dict[str, Any], wanted: Wishes | None = None) -> None:
+        self.run, self.plan, self._wishes = run, plan, wanted or Wishes()
         self.restarts: list[dict[str, Any]] = []  # as in events.jsonl
         self.stopped: Exit | None = None  # asked to stop between two attempts
         self._failures: list[Failure] = []
@@ -47,6 +47,8 @@ class Recovery:
         self._failed_at = max((b.wall_time for b in beats), default=record["time"])
         failure = self._failure(record)
         chosen = remedy(failure, self.plan, self._failures) if outcome.asked == Exit.DONE else GiveUp("")
+        if isinstance(chosen, Restart) and outcome.blocked:
+            chosen = GiveUp(outcome.blocked)
         if isinstance(chosen, Restart) and missing:
             chosen = GiveUp(f"{missing} can not be reached any more")
         if isinstance(chosen, Restart) and failure.saved and (apart := self._nodes_apart()):
@@ -59,12 +61,23 @@ class Recovery:
             return None
         self._failures.append(replace(failure, changed=bool(chosen.changes)))
         self._say(failure, chosen)
-        if number := _pause(chosen.pause_s):
-            self.run.failure.unlink(missing_ok=True)  # it is not why the run ended
-            self.stopped = Exit.INTERRUPTED if number == signal.SIGINT else Exit.PREEMPTED
-            console.warning(f"stopped before the restart; step {failure.saved} is saved (exit {int(self.stopped)})")
-            return None
-        return chosen
+        return None if self.asked_to_stop(chosen.pause_s) else chosen
+
+    def asked_to_stop(self, pause_s: float = 0.0) -> bool:
+        """Between two attempts: has somebody asked, or does so within so many seconds? Then that is the end (`stopped`), and said."""
+        with self._wishes:
+            number = self._wishes.wait(pause_s)
+        if number is None:
+            return False
+        self.run.failure.unlink(missing_ok=True)  # it is not why the run ended
+        self.stopped = wishes.code(number)
+        text = f"{wishes.name(number)}: stopped before the restart; step {self._saved()} is saved"
+        console.warning(f"{text} (exit {int(self.stopped)})")
+        return True
+
+    def _saved(self) -> int:
+        """The step of the newest checkpoint."""
+        return int((manifest.newest(self.run.checkpoints) or {"step": 0})["step"])
 
     def _nodes_apart(self) -> str:
         """Other machines that have not left their plan beside ours, since their disk is another one."""
@@ -93,7 +106,7 @@ class Recovery:
                 rundir.write_json(path, self.plan)
 
     def _failure(self, record: dict[str, Any]) -> Failure:
-        saved = int((manifest.newest(self.run.checkpoints) or {"step": 0})["step"])
+        saved = self._saved()
         return Failure(
             record["cause"],
             record["kind"],
@@ -154,18 +167,3 @@ class Recovery:
 
 def _steps(count: int) -> str:
     return f"{count} step{'s' if count != 1 else ''}"
-
-
-def _pause(seconds: float) -> int | None:
-    """The number of a signal that asked to stop meanwhile."""
-    asked: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in numbers}
-    end = time.monotonic() + seconds
-    try:
-        while not asked and (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, POLL_S))
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return asked[0] if asked else None

@@ -16,8 +16,9 @@ from typing import Any
 from training.config import batch
 from training.config.schema import Config
 from training.host import decide, memory
-from training.launch.verdict import ASKED, DIED
+from training.launch.verdict import ASKED
 from training.watch import phases
+from training.watch.death import DIED
 from training.watch.finding import BLOCKED, DESYNC, HANG, STOPPED, UNEVEN
 
 SIGNALS = {signal.SIGKILL, signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}

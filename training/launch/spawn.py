@@ -7,6 +7,7 @@ import fcntl
 import functools
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -14,10 +15,14 @@ import termios
 from dataclasses import dataclass
 from pathlib import Path
 
+from training import rundir
 from training.config.resolve import INTERNAL
 from training.host import process
 from training.launch import mode
 from training.launch.team import Team
+
+# What a rank tells of one start. Its log stays, and goes on.
+TOLD = re.compile(r"rank(\d+)\.(bin|error\.json|stacks|ended|sock)")
 
 
 @dataclass
@@ -41,6 +46,14 @@ class Child:
     def signal(self, number: signal.Signals) -> None:
         """To the process alone: the children decide for themselves."""
         self.popen.send_signal(number)
+
+
+def remove_stale(run: rundir.RunDir, team: Team) -> None:
+    """What this machine's ranks told in an earlier start, and ranks that there are no more: it would be taken for this one's."""
+    for path in [*run.heartbeats.glob("rank*"), *run.ranks.glob("rank*")]:
+        known = TOLD.fullmatch(path.name)
+        if known and (int(known[1]) in team.ranks or int(known[1]) >= team.world_size):
+            path.unlink(missing_ok=True)
 
 
 def clean_environment(ours: bool) -> dict[str, str]:

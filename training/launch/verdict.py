@@ -17,10 +17,11 @@ from training.errors import RANK_DISK_FULL, Exit
 from training.host.process import STOP_SIGNALS
 from training.launch import cause as causes
 from training.launch import ended
-from training.launch.attempt import Outcome
 from training.launch.line import GONE, SILENT
+from training.launch.outcome import Outcome
 from training.launch.output import tail
 from training.summary import next_command
+from training.watch.death import DIED, ERROR
 from training.watch.finding import DESYNC, UNEVEN, Finding
 from training.watch.stacks import Stack
 
@@ -28,8 +29,7 @@ SHOWN_LINES = 10
 SHOWN_CHARACTERS = 240  # of an exception's message
 LAST_WORDS = 200  # lines of an aborted rank, with a long native stack in them
 UNDERLINE = re.compile(r"[\s^~]+")  # Python 3.11 marks the column below each line of a traceback
-# What a failure is, beside the kinds of a finding (training.watch.finding): a rank that ended, an exception, a wish.
-DIED, ERROR, ASKED = "died", "error", "asked"
+ASKED = "asked"  # what a failure is, beside the kinds of a death and of a finding (training.watch): a wish
 
 
 def exit_code(outcome: Outcome) -> int:
@@ -50,7 +50,7 @@ def exit_code(outcome: Outcome) -> int:
     for code in (Exit.INTERRUPTED, Exit.PREEMPTED):
         if code in codes:
             return code
-    return Exit.DONE
+    return outcome.closed
 
 
 def stopped_early(outcome: Outcome) -> bool:
@@ -68,8 +68,11 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
     own = None if found else causes.root(errors, rank)
     said_by = own["rank"] if own else rank  # whose log tells most
     rank = own["guilty_rank"] if own else None if outcome.death and outcome.death.kind == DESYNC else rank
-    log = next((f for r in (said_by, rank) if r is not None and (f := run.rank_log(r)).exists()), run.ranks / "torchrun.log")
-    cause, kind, summary = _what(outcome, run, plan, status, own, tail(log, LAST_WORDS))
+    of_all = run.ranks / "torchrun.log"  # beside it, a rank's own log is of a start without torchrun
+    ranks = (run.rank_log(r) for r in (said_by, rank) if r is not None and of_all not in outcome.log_from)
+    log = next((f for f in ranks if f.exists()), of_all)
+    since = outcome.log_from.get(log, 0)
+    cause, kind, summary = _what(outcome, run, plan, status, own, tail(log, LAST_WORDS, since))
     lost = outcome.lost if kind != ASKED and (outcome.here is None or (own and causes.is_victim(own))) else None
     if lost:  # what our ranks say of it is only that they have lost the others
         rank, own, cause, kind, summary = None, None, lost.cause, lost.kind, lost.text
@@ -89,15 +92,15 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
         "stacks": found.folder if found else None,
         "status": status,
         "exit_code": int(exit_code(outcome)),
-        "evidence": _stack(found) if found else _last_lines(log),
+        "evidence": _stack(found) if found else _last_lines(log, since),
         "log": plan["log_file"] if lost else str(log),
         "advice": _advice(cause, kind, status, run, plan) if outcome.ours else _advice_for_script(outcome, run),
         "time": time.time(),
     }
 
 
-def _last_lines(log: Path) -> list[str]:
-    return [line for line in tail(log, 2 * SHOWN_LINES) if not UNDERLINE.fullmatch(line)][-SHOWN_LINES:]
+def _last_lines(log: Path, since: int) -> list[str]:
+    return [line for line in tail(log, 2 * SHOWN_LINES, since) if not UNDERLINE.fullmatch(line)][-SHOWN_LINES:]
 
 
 def _stack(found: Finding) -> list[str]:

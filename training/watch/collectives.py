@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -15,6 +16,9 @@ from typing import Any
 from training.watch import serve
 
 ANSWER_S = 1.0
+UNREADABLE = (OSError, ValueError, TypeError, AttributeError, KeyError, IndexError, http.client.HTTPException)
+# Of these the ranks give and get what differs lawfully: the one that scatters has the only input, parts may be of any size.
+OWN_SHAPES = {"scatter", "gather", "all_to_all", "alltoall_base", "all_to_allv"}
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,7 @@ class Call:
     number: int
     operation: str  # all_reduce
     shapes: str  # float32 [3, 5]
+    open: bool = True  # not done yet
 
     def __str__(self) -> str:
         return f"{self.operation} of {self.shapes}" if self.shapes else self.operation
@@ -43,19 +48,26 @@ class _Connection(http.client.HTTPConnection):
 
 def read(folder: Path, rank: int) -> list[Call] | None:
     """What this rank has called, oldest first (the last 2000); None when it does not answer."""
-    path = serve.address(folder, rank)
-    if not path.exists():
+    try:
+        return [_call(entry) for entry in _entries(folder, rank) if not entry.get("is_p2p")]
+    except UNREADABLE:
         return None
-    with serve.short(str(folder)) as short:
-        connection = _Connection(f"{short}/{path.name}")
-        try:
-            connection.request("POST", "/handler/fr_trace_json")
-            told = json.loads(connection.getresponse().read())
-        except (OSError, ValueError, http.client.HTTPException):
-            return None
-        finally:
-            connection.close()
-    return [_call(entry) for entry in told.get("entries", []) if not entry.get("is_p2p")]
+
+
+def pending(folder: Path, rank: int) -> bool | None:
+    """Has this rank asked for anything of the others that is not done yet? None: it does not tell."""
+    try:
+        entries = _entries(folder, rank)
+        return not all(entry.get("retired", False) for entry in entries) if entries else None
+    except UNREADABLE:
+        return None
+
+
+def _entries(folder: Path, rank: int) -> list[dict[str, Any]]:
+    """Raises one of UNREADABLE: also what a torch of another version answers is only missing evidence."""
+    with serve.short(str(folder)) as short, contextlib.closing(_Connection(f"{short}/{serve.address(folder, rank).name}")) as connection:
+        connection.request("POST", "/handler/fr_trace_json")
+        return list(json.loads(connection.getresponse().read()).get("entries", []))
 
 
 def _call(entry: Mapping[str, Any]) -> Call:
@@ -63,7 +75,9 @@ def _call(entry: Mapping[str, Any]) -> Call:
     kinds, sizes = entry.get("input_dtypes") or [], entry.get("input_sizes") or []
     shapes = ", ".join(f"{str(kind).lower()} {size}" for kind, size in zip(kinds, sizes, strict=False))
     group = entry.get("process_group") or ["", ""]
-    return Call(str(group[-1]), int(entry.get("collective_seq_id", 0)), operation.lower(), shapes)
+    # By its name, which all ranks give it: its description is 'undefined' for every new_group().
+    number = int(entry.get("collective_seq_id", 0))
+    return Call(str(group[0]), number, operation.lower(), shapes, open=not entry.get("retired", False))
 
 
 @dataclass(frozen=True)
@@ -80,15 +94,18 @@ class Mismatch:
 
 
 def mismatch(calls: Mapping[int, Sequence[Call]]) -> Mismatch | None:
-    """The first collective that all of these ranks have called and that is not the same everywhere."""
+    """The first collective that all of these ranks have called, that some of them are still in, and that is not the same everywhere."""
     by_number = {rank: {(call.group, call.number): call for call in own} for rank, own in calls.items()}
     if len(by_number) < 2:
         return None
     for key in sorted(set.intersection(*(set(own) for own in by_number.values())), key=lambda k: (k[1], k[0])):
         at = {rank: own[key] for rank, own in by_number.items()}
-        (common, votes), *others = Counter(map(str, at.values())).most_common()
+        if not any(call.open for call in at.values()):
+            continue
+        said = {rank: call.operation if call.operation in OWN_SHAPES else str(call) for rank, call in at.items()}
+        (common, votes), *others = Counter(said.values()).most_common()
         if others:
-            odd = [rank for rank, call in at.items() if str(call) != common]
+            odd = [rank for rank in at if said[rank] != common]
             return Mismatch(odd[0] if votes > len(at) / 2 and len(odd) == 1 else None, key[1], at)
     return None
 

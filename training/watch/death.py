@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from training import rundir
 from training.host.gpus import one_line
@@ -33,18 +34,19 @@ class Death:
         return "FAILED" if self.kind == ERROR else self.kind.upper()
 
 
-def explain(run: rundir.RunDir, rank: int, status: int, alive: Iterable[int]) -> Death:
-    """`alive`: the ranks that are still there."""
+def explain(run: rundir.RunDir, rank: int, status: int, alive: Iterable[int], log_from: Mapping[Path, int]) -> Death:
+    """`alive`: the ranks that are still there; `log_from`: log → where the words of this start begin."""
     if error := rundir.read_json(run.rank_error(rank)):
         return Death(ERROR, error["guilty_rank"], error["where"], f"{error['type']}: {one_line(error['message'])[:200]}")
     stack = stacks.from_faulthandler(run.ranks / f"rank{rank}.stacks")  # a crash leaves it
     frame = stacks.own(stack.main.frames) if stack and stack.main else None
     where = f"{frame.file}:{frame.line}" if frame else None
-    sizes = MIXED_UP.search("\n".join(tail(run.rank_log(rank), LINES)))
+    log = run.rank_log(rank)
+    sizes = MIXED_UP.search("\n".join(tail(log, LINES, log_from.get(log, 0))))
     if status < 0 and sizes:
         inside = stacks.in_collective(stack.main) if stack and stack.main else None
         how = f"rank {rank} got {sizes[1]} bytes where its {inside or 'collective'} awaits {sizes[2]}, and was aborted by gloo"
         last = {other: calls[-1] for other in alive if (calls := collectives.read(run.ranks, other))}
-        others = "; ".join(f"rank {other} is in its {call.number}th collective, {call}" for other, call in last.items())
+        others = "; ".join(f"rank {other} is in collective {call.number}, {call}" for other, call in last.items())
         return Death(DESYNC, None, where, f"{how}: the ranks do not call the same" + (f"; {others}" if others else ""))
     return Death(DIED, rank, where, ended.how(status))

@@ -92,6 +92,12 @@ def turns(pid: int) -> int:
     return count
 
 
+def written_back() -> int:
+    """Bytes that the whole machine has brought to its disks so far, since some time."""
+    found = re.search(r"^nr_written (\d+)", _text("/proc/vmstat"), re.MULTILINE)
+    return int(found[1]) * os.sysconf("SC_PAGE_SIZE") if found else 0
+
+
 def environment(pid: int) -> dict[str, str]:
     """The variables that a process was started with; {} when they are not ours to read."""
     words = _bytes(f"/proc/{pid}/environ").split(b"\0")

@@ -13,6 +13,7 @@ from training.watch.stacks import Frame, Stack, Thread
 # Less than this is no work: threads that only wake up to look, a logger's own helper process.
 IDLE_SHARE = 0.05  # of a core
 IDLE_BYTES, IDLE_FAULTS = 16384, 200  # a second
+IDLE_DISK = 1e6  # bytes a second, of the whole machine
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Look:
 class Sample:
     at: float  # monotonic
     looks: dict[int, Look]  # by rank; only those that live
+    written: int = 0  # bytes on the machine's disks so far
 
 
 def take(pids: Mapping[int, int]) -> Sample:
@@ -46,7 +48,7 @@ def take(pids: Mapping[int, int]) -> Sample:
             continue
         children = {child: now for child in proc.family(pid, tree) if (now := proc.look(child)) and now.state != "Z"}
         looks[rank] = Look(process, found[pid], proc.uses_gpu(pid), children, sockets.moved([pid, *children]), proc.turns(pid))
-    return Sample(time.monotonic(), looks)
+    return Sample(time.monotonic(), looks, proc.written_back())
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Course:
     rank: int
     looks: tuple[Look, ...]
     seconds: float
+    written: int = 0  # on the machine's disks meanwhile, by whomever
 
     @property
     def last(self) -> Look:
@@ -105,8 +108,11 @@ class Course:
 
     @property
     def faults(self) -> float:
-        """Memory that it has begun to use, or read from a mapped file."""
-        return (self.last.process.faults - self.looks[0].process.faults) / self.seconds
+        """Memory that it or a child has begun to use, or read from a mapped file."""
+        first, last = self.looks[0], self.last
+        count = last.process.faults - first.process.faults
+        count += sum(child.faults - (first.children[pid].faults if pid in first.children else 0) for pid, child in last.children.items())
+        return count / self.seconds
 
     @property
     def woken(self) -> bool:
@@ -120,6 +126,11 @@ class Course:
     @property
     def moves_data(self) -> bool:
         return self.bytes_moved > IDLE_BYTES or self.faults > IDLE_FAULTS
+
+    @property
+    def writes_back(self) -> bool:
+        """It is in the kernel, which may be writing what the rank has given it: that is counted for nobody."""
+        return self.always("D") and self.written > IDLE_DISK * self.seconds
 
     @property
     def children_work(self) -> bool:
@@ -137,7 +148,7 @@ def courses(samples: Sequence[Sample]) -> dict[int, Course]:
         return {}
     seconds = max(samples[-1].at - samples[0].at, 1e-3)
     return {
-        rank: Course(rank, tuple(sample.looks[rank] for sample in samples), seconds)
+        rank: Course(rank, tuple(sample.looks[rank] for sample in samples), seconds, samples[-1].written - samples[0].written)
         for rank in samples[-1].looks
         if all(rank in sample.looks for sample in samples)
     }

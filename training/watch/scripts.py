@@ -7,6 +7,7 @@ waits for the others, and one that does not is idle, stopped, or in an endless l
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import deque
@@ -15,37 +16,49 @@ from dataclasses import replace
 
 from training import console
 from training.watch import proc, stacks, standstill
+from training.watch.budget import SHARE, TIMES  # of the silences so far
 from training.watch.finding import STOPPED, Finding
+from training.watch.native import STOPPED_S
 from training.watch.sampling import Sample, take
 from training.watch.stacks import Stack
 
-TIMES, SHARE = 5.0, 0.99  # of the silences so far
 GAPS = 500  # that many are remembered
 BURST_S = 0.001  # lines that come together are one output
 FEW = 10  # gaps: from then on the largest one may be an accident
 SAMPLES = 3  # the least that a finding stands on
 PER_PATIENCE = 12  # samples in that time
 LEAST_S = 0.3  # between samples
-SPIN_TIMES = 1.5  # an endless loop looks like work for longer
-ALONE_TIMES = 5.0  # nobody waits for another rank: a single one, or all at their data loaders
-STOPPED_S = 2.0  # a process that is stopped for so long is told
+ALONE_TIMES = 5.0  # nobody waits for another rank, or who keeps the others waiting may be at work
+SPIN_TIMES = ALONE_TIMES  # long work in Python looks like an endless loop
+SPIN_LOOKS = 6  # in a row that find it, before it is told
 KEPT = 200  # samples
 REACH = 0.7  # of the time that is asked for
+FAILED = "the looks themselves fail: "
 ASLEEP_S = 10.0  # look() itself was not called: the whole machine was asleep, or we were stopped with the ranks
 
 
 class ScriptWatch:
-    """Of one start. `floor_s` is --hang_timeout, 0: never; `elsewhere`: other machines have ranks too; `say`: a warning for people."""
+    """Of one start. `floor_s` is --hang_timeout, 0: never; `elsewhere`: other machines have ranks too; `pending`: has this rank a
+    collective that is not done (None: not known)? `say`: a warning for people."""
 
-    def __init__(self, floor_s: float, *, elsewhere: bool = False, say: Callable[[str], None] = console.warning) -> None:
-        self.floor_s, self._elsewhere, self._say = floor_s, elsewhere, say
+    def __init__(
+        self,
+        floor_s: float,
+        *,
+        elsewhere: bool = False,
+        pending: Callable[[int], bool | None] = lambda rank: None,
+        say: Callable[[str], None] = console.warning,
+    ) -> None:
+        self.floor_s, self._elsewhere, self._pending, self._say = floor_s, elsewhere, pending, say
         self._gaps: deque[float] = deque(maxlen=GAPS)
         self._heard: float | None = None  # the last output
         self._quiet_since = self._looked = time.monotonic()
         self._samples: list[Sample] = []  # of this silence; filled by the thread
         self._sampler: threading.Thread | None = None
+        self._closing = threading.Event()
         self._sampled_at = 0.0
         self._verdict: tuple[list[Sample], Finding | str] | None = None
+        self._loops = 0  # verdicts in a row that tell of a loop
         self._stopped: dict[int, float] = {}  # rank → since when
         self._said: set[str] = set()
 
@@ -84,6 +97,7 @@ class ScriptWatch:
         if now - self._sampled_at > every_s and not (self._sampler and self._sampler.is_alive()):
             self._sampled_at = now
             facts = (self._samples, dict(pids), dict(ended or {}), silent, patience, stopped)
+            self._closing.clear()
             self._sampler = threading.Thread(target=self._examine, args=facts, daemon=True)
             self._sampler.start()
         if found := self._told(silent, patience, stopped):
@@ -91,7 +105,8 @@ class ScriptWatch:
         return found
 
     def close(self) -> None:
-        """Waits for the sample that is being taken: who starts processes next wants to be the only thread."""
+        """Waits for the stacks that are being taken: who starts processes next wants to be the only thread."""
+        self._closing.set()
         if self._sampler:
             self._sampler.join()
 
@@ -102,6 +117,11 @@ class ScriptWatch:
         if isinstance(found, str):
             if found.startswith(standstill.BLIND):
                 self._tell(f"no hang can be found: {found}", standstill.BLIND)
+            elif found.startswith(FAILED):
+                self._tell(f"no hang can be found: {found}", FAILED)
+            elif found.startswith(standstill.LOOPS) and self._loops >= SPIN_LOOKS:
+                end = f"the run is ended if this is still so after {SPIN_TIMES * patience:.0f} s; work should print something now and then"
+                self._tell(f"no output for {silent:.0f} s: {found}; {end}", standstill.LOOPS)
             elif silent > ALONE_TIMES * patience and found.startswith(standstill.QUIET):
                 self._tell(f"no output for {silent:.0f} s: {found}", standstill.QUIET)
             return None
@@ -111,7 +131,7 @@ class ScriptWatch:
         return replace(found, how=f"{found.how} (no output for {silent:.1f} s)")
 
     def _begin(self, now: float) -> None:
-        self._quiet_since, self._samples, self._verdict = now, [], None
+        self._quiet_since, self._samples, self._verdict, self._loops = now, [], None, 0
 
     def _tell(self, text: str, key: str) -> None:
         if key not in self._said:
@@ -135,19 +155,49 @@ class ScriptWatch:
         self, samples: list[Sample], pids: dict[int, int], ended: dict[int, int], silent: float, patience: float, stopped: bool
     ) -> None:
         """In the thread. `samples` belongs to it, until an output begins another list."""
+        try:
+            told = self._judged(samples, pids, ended, silent, patience, stopped)
+        except Exception as error:  # a passing one does not matter: the next look comes soon
+            told = f"{FAILED}{type(error).__name__}: {error}"
+        self._loops = self._loops + 1 if isinstance(told, str) and told.startswith(standstill.LOOPS) else 0
+        self._verdict = (samples, told)
+
+    def _judged(
+        self, samples: list[Sample], pids: dict[int, int], ended: dict[int, int], silent: float, patience: float, stopped: bool
+    ) -> Finding | str:
         samples.append(take(pids))
         if samples[-1].looks.keys() != samples[0].looks.keys():
             del samples[:-1]  # a rank has ended
         del samples[: -(KEPT + 1)]
         # At first the second half of the silence, and as long as it takes once there is so much.
         window = 2 * LEAST_S if stopped else min(patience, max(silent - patience / 2, patience / 2))
-        burst = _burst if silent > SPIN_TIMES * patience else None
+        burst = functools.cache(self._burst) if silent > SPIN_TIMES * patience else None
         told: Finding | str = "not looked at for long enough"
-        if part := last(samples, window):
-            told = standstill.judge(part, ended, burst=burst, elsewhere=self._elsewhere)
-        if isinstance(told, str) and (part := last(samples, ALONE_TIMES * patience)):
-            told = standstill.judge(part, ended, burst=burst, elsewhere=self._elsewhere, alone=True)
-        self._verdict = (samples, told)
+        windows = [(window, False)] + ([(ALONE_TIMES * patience, True)] if silent > ALONE_TIMES * patience else [])
+        for seconds, alone in windows:
+            if isinstance(told, str) and (part := last(samples, seconds)):
+                told = standstill.judge(part, ended, burst=burst, elsewhere=self._elsewhere, alone=alone)
+                told = self._doubted(told, alone)
+        return told
+
+    def _doubted(self, told: Finding | str, alone: bool) -> Finding | str:
+        """Who waits for a GPU waits for other ranks only where a collective is pending; without one the GPU computes."""
+        if isinstance(told, str) or told.kind == STOPPED:
+            return told
+        for rank in standstill.on_gpu(told):
+            pending = self._pending(rank)
+            if pending is False:
+                return f"the GPU of rank {rank} computes: none of its collectives is pending"
+            if pending is None and not alone:
+                return f"the GPU of rank {rank} may compute: its collectives are not known"
+        return told
+
+    def _burst(self, pid: int) -> list[Stack | str]:
+        taken: list[Stack | str] = []
+        end = time.monotonic() + standstill.BURST_LIMIT_S
+        while len(taken) < standstill.BURST and not self._closing.is_set() and (left := end - time.monotonic()) > 0:
+            taken.append(stacks.dump([pid], left)[pid])
+        return taken
 
 
 def last(samples: Sequence[Sample], seconds: float) -> Sequence[Sample]:
@@ -155,7 +205,3 @@ def last(samples: Sequence[Sample], seconds: float) -> Sequence[Sample]:
     part = [sample for sample in samples if samples[-1].at - sample.at <= seconds]
     reach = part[-1].at - part[0].at if part else 0.0
     return part if len(part) >= SAMPLES and reach > REACH * seconds else []
-
-
-def _burst(pid: int) -> list[Stack | str]:
-    return [stacks.dump([pid])[pid] for _ in range(standstill.BURST)]

@@ -32,9 +32,11 @@ def serve(folder: Path, rank: int) -> str:
             path.unlink()
         with short(str(folder)) as name, _quiet():
             _servers.append(_WorkerServer(f"{name}/{path.name}"))
+        atexit.register(_remove, path, os.getpid())
+        path.chmod(0o600)
     except (OSError, RuntimeError, TypeError) as error:
-        return f"torch's control server: {str(error).splitlines()[0]}"
-    atexit.register(_remove, path, os.getpid())
+        said = str(error).strip() or type(error).__name__
+        return f"torch's control server: {said.splitlines()[0]}"
     return ""
 
 

@@ -5,6 +5,7 @@ A stopped process, and one whose interpreter lock is held in C, answer too: py-s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import linecache
 import os
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,11 @@ _DDP_SYNCS = re.compile(
     r"__init__|_ddp_init_helper|_pre_forward|_sync_.*|_check_sync_bufs_.*|_\w+_broadcast_coalesced|_match_.*|_find_common_rank"
 )
 _LOADER_WAITS = {"_get_data", "_try_get_data", "_shutdown_workers"}
+# A call that waits until the GPU has come so far: with NCCL this is where an innocent rank is found.
+_DEVICE = re.compile(r"\.(item|cpu|tolist|numpy|synchronize|nonzero)\(|\bfloat\(|\bprint\(")
+# Where a checkpoint is written: the bytes of a call to the kernel are counted when it returns, which takes minutes on a slow disk.
+_SAVES = re.compile(r"/torch/serialization\.py$|/torch/distributed/checkpoint/|/safetensors/|/shutil\.py$")
+_SAVING = re.compile(r"\bfsync\(|\.(close|flush|write)\(|\bwith open\(")  # `with` closes what it has opened
 
 
 @dataclass(frozen=True)
@@ -187,7 +193,8 @@ def _let_go(pid: int) -> None:
     """A py-spy that was ended in the middle may leave the process stopped; it was not before."""
     now = proc.look(pid)
     if now is not None and now.state == "T":
-        os.kill(pid, signal.SIGCONT)
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or is not ours
+            os.kill(pid, signal.SIGCONT)
 
 
 def from_faulthandler(path: Path) -> Stack | None:
@@ -250,6 +257,20 @@ def in_collective(thread: Thread) -> str | None:
 def waits_for_worker(thread: Thread) -> bool:
     """In the data loader of torch, for a batch or for the end of its worker processes."""
     return any(f.file.endswith("/torch/utils/data/dataloader.py") and f.name in _LOADER_WAITS for f in thread.frames)
+
+
+def waits_for_device(frame: Frame) -> bool:
+    """The innermost frame of a process that uses a GPU: does it wait until that has come so far?"""
+    if frame.file.endswith(("/torch/cuda/__init__.py", "/torch/cuda/streams.py")):
+        return frame.name == "synchronize"
+    return _DEVICE.search(linecache.getline(frame.file, frame.line)) is not None
+
+
+def saves(frames: Sequence[Frame]) -> bool:
+    """Does it write a file, or copy one? Innermost frame first."""
+    if any(_SAVES.search(frame.file) for frame in frames):
+        return True
+    return bool(frames) and _SAVING.search(linecache.getline(frames[0].file, frames[0].line)) is not None
 
 
 def _method(frame: Frame) -> str:

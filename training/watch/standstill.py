@@ -3,22 +3,19 @@ in any other case the answer is a sentence that tells what speaks against it."""
 
 from __future__ import annotations
 
-import linecache
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 from training.watch import proc, stacks
 from training.watch.finding import BLOCKED, HANG, STOPPED, UNEVEN, Finding
 from training.watch.sampling import IDLE_SHARE, Course, Sample, courses
-from training.watch.stacks import Frame, Stack, in_collective, own, waits_for_worker
+from training.watch.stacks import Frame, Stack, in_collective, own, saves, waits_for_device, waits_for_worker
 
 # How some of the sentences begin, for those who want to tell them apart.
 BLIND, QUIET, PAUSED = "no stack of ", "nobody waits for another rank, nobody does anything: ", "stopped (SIGSTOP): "
 LOOPS = "in the same Python functions all the time, an endless loop or long work: "
+GPU = "the GPU"  # waited for, perhaps because it waits for others
 BURST = 20  # dumps in a row of a rank that may spin: all of them must be the same
-BURST_GIL = 0.9
-# A call that waits until the GPU has come so far: with NCCL this is where an innocent rank is found.
-_DEVICE = re.compile(r"\.(item|cpu|tolist|numpy|synchronize|nonzero)\(|\bfloat\(|\bprint\(")
+BURST_GIL, BURST_LIMIT_S = 0.9, 10.0
 
 Burst = Callable[[int], list[Stack | str]]
 
@@ -33,7 +30,8 @@ def judge(
 ) -> Finding | str:
     """`samples`: of at least two moments. `ended`: rank → status of those that are gone. `elsewhere`: ranks of other machines may be
     waited for. `burst`: takes many stacks of a pid in a row; without it an endless loop is never told from a long computation.
-    `alone`: they reach back so far that a data loader which gets nothing is a standstill also where no rank waits for another."""
+    `alone`: they reach back so far that a data loader which gets nothing is a standstill also where no rank waits for another, and a
+    file that is being written is no excuse any more."""
     seen = courses(samples)
     if not seen or (samples and seen.keys() != samples[-1].looks.keys()):
         return "the ranks were not there in every sample"
@@ -58,7 +56,7 @@ def judge(
         return _all_wait(seen, waiting, ended, elsewhere)
     guilty = []
     for c in others:
-        how = _stands_still(c, burst)
+        how = _stands_still(c, burst, alone)
         if how is None:
             what = LOOPS if spins(c) else "one of them works: "
             return f"{what}rank {c.rank} {_doing(c)}; {_waiters(waiting)}"
@@ -75,8 +73,8 @@ def waits(c: Course) -> str | None:
     if main is None or not c.same_place or c.children_work:
         return None
     name = in_collective(main)
-    if name is None and c.last.gpu and not any(look.main and look.main.holds_gil for look in c.looks) and _for_device(main.frames[0]):
-        name = "the GPU"
+    if name is None and c.last.gpu and not any(look.main and look.main.holds_gil for look in c.looks) and waits_for_device(main.frames[0]):
+        name = GPU
     # Who looks for the others' meeting point tries again and again; every other wait is a single one.
     if name is None or c.moves_data or (c.woken and name != "init_process_group"):
         return None
@@ -84,10 +82,9 @@ def waits(c: Course) -> str | None:
     return name if c.last.gpu or c.idle else None
 
 
-def _for_device(frame: Frame) -> bool:
-    if frame.file.endswith(("/torch/cuda/__init__.py", "/torch/cuda/streams.py")):
-        return frame.name == "synchronize"
-    return _DEVICE.search(linecache.getline(frame.file, frame.line)) is not None
+def on_gpu(found: Finding) -> list[int]:
+    """The ranks that wait for their GPU: it may compute."""
+    return [rank for rank, place in sorted(found.waiting.items()) if place.startswith(f"waits in {GPU}")]
 
 
 def _all_wait(seen: dict[int, Course], waiting: dict[int, str], ended: Mapping[int, int], elsewhere: bool) -> Finding | str:
@@ -122,12 +119,14 @@ def _nobody_waits(seen: dict[int, Course], alone: bool) -> Finding | str:
     return _finding(HANG, first, _at_worker(first)[0], seen)
 
 
-def _stands_still(c: Course, burst: Burst | None) -> str | None:
+def _stands_still(c: Course, burst: Burst | None, alone: bool) -> str | None:
     """What a rank that waits for no other one does; None: it works, or may work."""
     main = c.last.main
     if main is None:
         return None
     frame = own(main.frames)
+    if c.writes_back or (saves(main.frames) and not alone):
+        return None
     if c.always("D") and not c.moves_data:
         return f"is blocked in I/O ({c.last.process.waits_in or 'uninterruptible'}) at {frame}"
     if c.idle and c.same_functions and waits_for_worker(main):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +17,9 @@ from training.watch.finding import DESYNC, HANG, UNEVEN, Finding
 from training.watch.native import Watch
 from training.watch.scripts import ScriptWatch
 
+OFF_S, ERRORS = 60.0, 5  # after an error of the watch, doubled each time; that many end it
+BELOW_S = 1.0  # between looks for the ranks of torchrun
+
 
 class RanksWatch:
     """Of the ranks of one machine; `look()` is called a few times a second."""
@@ -22,10 +27,13 @@ class RanksWatch:
     def __init__(self, run: rundir.RunDir, plan: Mapping[str, Any], team: Team) -> None:
         self.run, self.team = run, team
         self._ours = self._script = None
-        self._broken = False
+        self._errors, self._off_until = 0, 0.0
         self._below: dict[int, int] = {}  # rank → pid, under torchrun
+        self._been_below: set[int] = set()  # some of them are no longer there
+        self._next_below = 0.0
         if is_script(dict(plan)):
-            self._script = ScriptWatch(float(plan["config"]["hang_timeout"]), elsewhere=len(team.ranks) < team.world_size)
+            floor_s, elsewhere = float(plan["config"]["hang_timeout"]), len(team.ranks) < team.world_size
+            self._script = ScriptWatch(floor_s, elsewhere=elsewhere, pending=lambda rank: collectives.pending(run.ranks, rank))
         else:
             self._ours = Watch(run, plan, team.ranks)
 
@@ -36,26 +44,48 @@ class RanksWatch:
 
     def close(self) -> None:
         """Nothing of the watch runs any more: who starts ranks has one thread."""
-        if self._script:
-            self._script.close()
+        try:
+            if self._script:
+                self._script.close()
+        except Exception as error:
+            self._failed(error)
 
     def patience_s(self, beat: heartbeat.Beat) -> float:
         """For a rank that has been asked to stop: its phase may take so long."""
-        return self._ours.patience_s(beat) if self._ours else 0.0
+        return self._of_ours(Watch.patience_s, beat)
+
+    def budget_s(self, beat: heartbeat.Beat) -> float:
+        """So long the rank may stay in its phase; 0 where nothing is known of it."""
+        return self._of_ours(Watch.budget_s, beat)
+
+    def _of_ours(self, what: Callable[[Watch, heartbeat.Beat], float], beat: heartbeat.Beat) -> float:
+        try:
+            return what(self._ours, beat) if self._ours else 0.0
+        except Exception as error:
+            self._failed(error)
+            return 0.0
 
     def look(self, started: Mapping[int | None, int], ended: Mapping[int, int]) -> Finding | None:
         """`started`: rank → pid of what lives; torchrun, which has ranks of its own, is None. `ended`: rank → status. An error of
-        the watch itself ends the watch, with its traceback in the run directory, and never the training."""
-        if self._broken:
+        the watch itself turns the watch off for a while, with its traceback in the run directory, and never ends the training."""
+        if time.monotonic() < self._off_until:
             return None
         try:
             return self._look(started, ended)
         except Exception as error:
-            self._broken = True
-            console.warning(f"hang detection is off for this start: {type(error).__name__}: {error} (see {self.run.watch_error})")
-            with contextlib.suppress(OSError):
-                self.run.watch_error.write_text(traceback.format_exc(), encoding="utf-8")
+            self._failed(error)
             return None
+
+    def _failed(self, error: Exception) -> None:
+        if time.monotonic() < self._off_until:
+            return  # it has been said
+        self._errors += 1
+        off_s = OFF_S * 2 ** (self._errors - 1) if self._errors < ERRORS else math.inf
+        self._off_until = time.monotonic() + off_s
+        how_long = f"{off_s:.0f} s" if off_s < math.inf else "this start"
+        console.warning(f"hang detection is off for {how_long}: {type(error).__name__}: {error} (see {self.run.watch_error})")
+        with contextlib.suppress(OSError):
+            self.run.watch_error.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
 
     def _look(self, started: Mapping[int | None, int], ended: Mapping[int, int]) -> Finding | None:
         pids = {rank: pid for rank, pid in started.items() if rank is not None}
@@ -63,9 +93,20 @@ class RanksWatch:
             return self._ours.look(pids or {b.rank: b.pid for b in heartbeat.read_all(self.run.heartbeats, self.team.ranks)})
         assert self._script
         if not pids:
-            pids = self._below = {r: p for r, p in self._below.items() if proc.look(p)} or ranks.below(started[None])
+            pids = self._torchruns(started[None])
+            ended = {**dict.fromkeys(self._been_below - pids.keys(), 0), **ended}
         found = self._script.look(pids, ended)
         return record.keep(self.run, self._compared(found, pids), found.texts()) if found else None
+
+    def _torchruns(self, launcher: int) -> dict[int, int]:
+        """Its ranks: some come late, and it does not tell how they end."""
+        known = {rank: pid for rank, pid in self._below.items() if (now := proc.look(pid)) and now.state not in "ZX"}
+        if len(known) < len(self.team.ranks) and time.monotonic() >= self._next_below:
+            self._next_below = time.monotonic() + BELOW_S
+            known = ranks.below(launcher) or known
+        self._below = known
+        self._been_below |= known.keys()
+        return known
 
     def _compared(self, found: Finding, numbers: Iterable[int]) -> Finding:
         """A script whose ranks stand still, seen by what they have called."""
@@ -73,5 +114,7 @@ class RanksWatch:
         different = collectives.mismatch(calls) if found.kind in (HANG, UNEVEN) else None
         if different is None:
             return found
+        if found.kind == UNEVEN:
+            return replace(found, how=f"{found.how}; {different}")
         where, waiting = (found.where, found.waiting) if different.rank == found.rank else (None, {})
         return replace(found, kind=DESYNC, rank=different.rank, where=where, waiting=waiting, how=str(different))

@@ -1,0 +1,255 @@
+"""One start of real, small processes: what the supervisor does about those that fail, finish, stay, or can not be ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training import supervise
+from training.errors import Exit
+from training.heartbeat import Heartbeat, read_all
+from training.launch import attempt, limits, spawn, team, verdict
+from training.launch.attempt import Attempt
+from training.launch.outcome import Outcome
+from training.launch.recovery import Recovery
+from training.launch.team import Team
+from training.launch.wishes import Wishes
+from training.request import ROOT
+from training.rundir import RunDir, write_json
+from training.watch import death
+from training.watch.finding import HANG
+from training.watch.start import RanksWatch
+
+PLAN: dict[str, Any] = {
+    "config": {"hang_timeout": 60, "num_workers": 0},
+    "compile": {"value": False},
+    "device": {"value": "cpu"},
+    "launcher": {"value": "spawn"},
+    "ranks": 1,
+    "master_port": 0,
+    "gpus": [],
+}
+# What a rank does first: `beat(phase)` publishes.
+RANK = f"""
+import os, signal, sys, time
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+from training.heartbeat import Heartbeat
+beat = Heartbeat(Path(sys.argv[1]) / "heartbeat" / "rank0.bin", 0).beat
+"""
+GLOO = "op.preamble.length <= op.nbytes 8 vs 4"  # as an abort of an earlier start has left it in the log
+Start = Callable[[str], Attempt]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    made = RunDir(tmp_path / "run")
+    made.create()
+    return made
+
+
+@pytest.fixture
+def start(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Start:
+    def make(code: str) -> Attempt:
+        monkeypatch.setattr(team, "command", lambda *_: [sys.executable, "-c", RANK + textwrap.dedent(code), str(run.path)])
+        return Attempt(run, PLAN, Team(range(1), 1), uuid.uuid4().hex)
+
+    return make
+
+
+# ── the words of an earlier start ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_an_earlier_start_has_said_decides_nothing(run: RunDir, start: Start) -> None:
+    run.rank_log(0).write_text(f"torch.OutOfMemoryError: CUDA out of memory.\n{GLOO}\n")
+    tried = start("beat('forward'); print('a word of this one', flush=True); os.kill(os.getpid(), signal.SIGABRT)")
+    outcome = tried.go()
+    assert outcome.guilty == (0, -signal.SIGABRT) and outcome.death and outcome.death.kind == death.DIED
+    record = verdict.failure(outcome, run, PLAN)
+    assert (record["cause"], record["kind"], record["rank"]) == ("unknown", "died", 0)
+    assert record["evidence"] == ["a word of this one"]
+
+
+def test_what_this_start_says_decides(run: RunDir, start: Start) -> None:
+    outcome = start(f"beat('forward'); print({GLOO!r}, flush=True); os.kill(os.getpid(), signal.SIGABRT)").go()
+    assert outcome.death and outcome.death.kind == "desync"
+
+
+def test_under_torchrun_a_rank_s_own_log_is_of_another_start(run: RunDir) -> None:
+    run.rank_log(0).write_text("CUDA out of memory\n")
+    log = run.ranks / "torchrun.log"
+    log.write_text("earlier\nnow\n")
+    record = verdict.failure(Outcome(guilty=(0, 1), here=(0, 1), log_from={log: len("earlier\n")}), run, PLAN)
+    assert (record["evidence"], record["log"]) == (["now"], str(log))
+
+
+def test_files_of_an_earlier_start_and_of_a_larger_world_go(run: RunDir) -> None:
+    for rank in range(4):
+        Heartbeat(run.heartbeat(rank), rank).beat("forward")
+        for name in ("error.json", "stacks", "ended", "sock", "log"):
+            (run.ranks / f"rank{rank}.{name}").write_text("{}")
+    spawn.remove_stale(run, Team(range(1), 2))
+    assert [b.rank for b in read_all(run.heartbeats)] == [1], "that of another machine of this start stays"
+    assert sorted(p.name for p in run.ranks.iterdir()) == [
+        *("rank0.log", "rank1.ended", "rank1.error.json", "rank1.log", "rank1.sock", "rank1.stacks", "rank2.log", "rank3.log"),
+    ]
+
+
+# ── ranks that have finished and stay ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("code", [Exit.DONE, Exit.PREEMPTED])
+def test_a_rank_that_has_finished_and_does_not_leave_is_ended(
+    run: RunDir, start: Start, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], code: Exit
+) -> None:
+    """What it has trained is done; a stopped run is not taken for a finished one."""
+    monkeypatch.setattr(limits, "CLOSING_S", 0.1)
+    write_json(run.summary, {"status": "done" if code == Exit.DONE else "stopped", "exit_code": int(code)})
+    outcome = start("beat('finished'); time.sleep(3600)").go()
+    assert outcome.ended == [(0, -signal.SIGKILL)] and outcome.guilty is None and not outcome.killed
+    assert verdict.exit_code(outcome) == code
+    said = capfd.readouterr().err
+    assert "rank 0: finished since 0 s, and the process does not leave (a thread that is no daemon, or what it does at exit): ended" in said
+
+
+# ── errors of what watches ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_error_beside_the_training_is_said_once_and_ends_nothing(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    tried, passes = start("beat('forward'); sys.stdin.read(); time.sleep(3600)"), []
+
+    def fails() -> None:
+        passes.append(1)
+        if len(passes) == 3:
+            next(iter(tried._alive.values())).popen.kill()
+        raise OSError(23, "Too many open files in system")
+
+    tried.each_pass = fails
+    assert tried.go().guilty == (0, -signal.SIGKILL) and len(passes) >= 3
+    text = "noting how far the run is has failed, and nothing else with it: OSError: [Errno 23] Too many open files in system"
+    assert capfd.readouterr().err.count(text) == 1
+
+
+def test_a_failure_that_can_not_be_explained_is_one_all_the_same(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(death, "explain", lambda *_: 1 / 0)
+    monkeypatch.setattr(attempt.process, "sweep", lambda token: 1 / 0)
+    outcome = start("beat('forward'); os.kill(os.getpid(), signal.SIGKILL)").go()
+    assert outcome.guilty == (0, -signal.SIGKILL) and outcome.phases == {0: "step 0: forward"}
+    said = capfd.readouterr().err
+    assert "telling of the failure has failed" in said and "looking for what ranks have left behind has failed" in said
+
+
+# ── ranks that can not be ended ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class Unkillable:
+    """Stands for a process that waits in the kernel: that can not be made at will."""
+
+    pid = os.getpid()
+
+    def wait(self, timeout: float) -> int:
+        raise subprocess.TimeoutExpired("rank", timeout)
+
+
+class FakeChild(spawn.Child):
+    def signal_group(self, number: signal.Signals) -> None:
+        assert number == signal.SIGKILL
+
+
+def test_a_rank_that_not_even_sigkill_ends_is_left(run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    tried = Attempt(run, PLAN, Team(range(1), 1), uuid.uuid4().hex)
+    child = FakeChild(0, Unkillable(), -1, -1)  # type: ignore[arg-type]
+    monkeypatch.setattr(tried, "_start", lambda: tried._alive.update({-1: child}))
+    monkeypatch.setattr(limits, "UNKILLABLE_S", 0.0)
+    monkeypatch.setattr(limits.proc, "look", lambda pid: type("Process", (), {"waits_in": "nfs_wait_bit_killable"}))
+    tried.each_pass = tried._kill
+    outcome = tried.go()
+    text = f"rank 0 (pid {os.getpid()}) can not be ended: it is blocked in the kernel (nfs_wait_bit_killable)"
+    assert outcome.blocked == text and text in capfd.readouterr().err
+
+
+def test_where_a_rank_can_not_be_ended_nothing_is_started_again(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
+    plan = PLAN | {"retries": {"value": 2, "reason": ""}, "place": {"node_rank": 0, "nnodes": 1}}
+    facts = {"cause": "unknown", "kind": "died", "rank": 0, "status": -9, "step": 3, "phase": "", "summary": "killed", "time": 0.0}
+    outcome = Outcome(guilty=(0, -9), blocked="rank 1 (pid 7) can not be ended: it is blocked in the kernel")
+    assert Recovery(run, plan).choose(facts, outcome) is None
+    assert "not restarted: rank 1 (pid 7) can not be ended" in capfd.readouterr().err
+
+
+# ── how long ranks get ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("guilty", "seconds"),
+    [((1, -signal.SIGKILL), 1.0), ((1, -signal.SIGSEGV), 1.0), ((1, -signal.SIGABRT), 3.0), ((1, 1), 3.0), ((None, 0), 3.0)],
+)
+def test_the_others_words_are_awaited_where_they_may_explain_something(guilty: tuple[int | None, int], seconds: float) -> None:
+    assert limits.grace_s(guilty) == seconds
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "asked", "seconds"),
+    [
+        ("evaluation", 9, Exit.PREEMPTED, 300.0),  # as long as one may take at all
+        ("forward", 1, Exit.PREEMPTED, 300.0),  # the first step
+        ("forward", 9, Exit.PREEMPTED, 30.0),  # less than the scheduler waits
+        ("evaluation", 9, Exit.INTERRUPTED, 5.0),
+        ("forward", 1, Exit.INTERRUPTED, 5.0),
+    ],
+)
+def test_who_was_asked_by_a_scheduler_keeps_what_is_slow_by_nature(run: RunDir, phase: str, step: int, asked: Exit, seconds: float) -> None:
+    writer = Heartbeat(run.heartbeat(0), 0)
+    for writer.step in range(1, step + 1):
+        writer.beat("fetch")
+    writer.beat(phase)
+    (beat,) = read_all(run.heartbeats)
+    assert limits.patience_s(beat, asked, RanksWatch(run, PLAN, Team(range(1), 1))) == seconds
+
+
+def test_a_rank_of_torchrun_that_has_left_in_its_work_is_named(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "GONE_S", 0.0)
+    Heartbeat(run.heartbeat(1), 1).beat("backward")
+    for last in ("finished", "forward"):
+        assert limits.gone(read_all(run.heartbeats), 0.0) is None
+        subprocess.run([sys.executable, "-c", RANK + f"beat({last!r})", str(run.path)], check=True)
+    found = limits.gone(read_all(run.heartbeats), 0.0)
+    assert found and (found.kind, found.rank, found.waiting) == (HANG, 0, {1: "step 0: backward"})
+    assert found.sentence().startswith("HANG rank 0 in 'step 0: forward' is gone in the middle of its work, since ")
+    assert limits.gone(read_all(run.heartbeats), 3600.0) is None, "not before the limit of a hang"
+
+
+# ── between two attempts ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("number", "code", "name"), [(signal.SIGTERM, 75, "SIGTERM"), (signal.SIGINT, 130, "Ctrl-C")])
+def test_asked_to_stop_between_two_attempts(
+    run: RunDir, handlers: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], number: int, code: int, name: str
+) -> None:
+    class Killed:
+        """The first attempt, whose rank dies; the wish comes when all of it is over."""
+
+        def __init__(self, *_: Any, wanted: Wishes) -> None: ...
+
+        def go(self) -> Outcome:
+            return Outcome(guilty=(0, -9), here=(0, -9))
+
+    monkeypatch.setattr(supervise, "Attempt", Killed)
+    monkeypatch.setattr(supervise.store, "changed", lambda run: os.kill(os.getpid(), number))
+    plan = PLAN | {"retries": {"value": 2, "reason": ""}, "place": {"node_rank": 0, "nnodes": 1}}
+    plan |= {"command": {"script": "launch_train.sh"}, "origins": dict.fromkeys(("out_dir", "log_dir"), "default")}
+    assert supervise._attempts(run, plan, set(), "") == code
+    said = capfd.readouterr().err
+    assert "restarting (1 of 2) from the beginning" in said
+    assert f"{name}: stopped before the restart; step 0 is saved (exit {code})" in said
+    assert not run.failure.exists()

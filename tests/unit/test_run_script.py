@@ -1,0 +1,83 @@
+"""What lib/run_script.py and training/watch/serve.py do in somebody's process: nothing that its script could notice."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import textwrap
+import types
+from pathlib import Path
+
+import pytest
+
+from tests.unit.conftest import python
+from training.watch import serve
+
+RUN_SCRIPT = Path(__file__).parents[2] / "lib/run_script.py"
+PROGRAM = """
+import importlib, importlib.util, runpy, sys
+run_script = runpy.run_path({path!r})
+class Next:
+    names = []
+    def find_spec(self, name, path=None, target=None):
+        self.names.append(name)
+finder, later = run_script["_AtDistributed"]({folder!r}, 3), Next()
+sys.meta_path[:0] = [finder, later]
+served = []
+class Loader:
+    def exec_module(self, module):
+        module.serve = serve
+    def create_module(self, spec):
+        return None
+def serve(folder, rank):
+    served.append((str(folder), rank))
+    {ends}
+importlib.util.spec_from_file_location = lambda name, file: importlib.util.spec_from_loader(name, Loader())
+for _ in range(2):
+    try:
+        importlib.import_module("torch.distributed.distributed_c10d")
+    except ModuleNotFoundError:
+        pass
+    finder.find_spec("torch.distributed.distributed_c10d")
+print(later.names.count("torch.distributed.distributed_c10d"), finder in sys.meta_path, served)
+"""
+
+
+@pytest.mark.parametrize(("ends", "said"), [("pass", ""), ("raise ValueError('of another torch')", "ValueError: of another torch")])
+def test_an_import_is_watched_and_not_disturbed(tmp_path: Path, ends: str, said: str) -> None:
+    package = tmp_path / "torch/distributed"
+    package.mkdir(parents=True)
+    for name in ("../__init__.py", "__init__.py", "distributed_c10d.py"):
+        (package / name).write_text("")
+    program = textwrap.dedent(PROGRAM).format(path=str(RUN_SCRIPT), folder=str(tmp_path), ends=ends)
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{program}"
+    done = python("-c", program)
+    assert (done.returncode, done.stdout) == (0, f"1 True [('{tmp_path}', 3)]\n"), done.stderr
+    expected = f"rank 3: its collectives can not be seen from outside: {said}\n" if said else ""
+    assert done.stderr == expected
+
+
+def with_server(monkeypatch: pytest.MonkeyPatch, server: object) -> None:
+    fake = types.ModuleType("torch._C._distributed_c10d")
+    fake._WorkerServer = server  # type: ignore[attr-defined]
+    for name in ("torch", "torch._C"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    monkeypatch.setattr(serve, "_servers", [])
+    monkeypatch.setattr(serve.atexit, "register", lambda *_: None)
+
+
+@pytest.mark.parametrize(("text", "said"), [("", "RuntimeError"), ("\n", "RuntimeError"), ("no room\nat all", "no room")])
+def test_why_there_is_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
+    def refuses(path: str) -> None:
+        raise RuntimeError(text)
+
+    with_server(monkeypatch, refuses)
+    assert serve.serve(tmp_path, 0) == f"torch's control server: {said}"
+
+
+def test_nobody_else_may_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_server(monkeypatch, lambda path: os.mknod(path, stat.S_IFSOCK | 0o777))
+    assert serve.serve(tmp_path, 0) == ""
+    assert stat.S_IMODE(serve.address(tmp_path, 0).stat().st_mode) == 0o600

@@ -1,0 +1,70 @@
+"""How long ranks get: for their last words, to stop when they are asked, to leave, to die."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+from training import heartbeat
+from training.errors import Exit
+from training.heartbeat import STEP_PHASES, Beat
+from training.watch import proc
+from training.watch.budget import FIRST_STEPS, OWN
+from training.watch.finding import HANG, Finding
+from training.watch.start import RanksWatch
+
+PEER_GRACE_S = 3.0  # what the others may still say after one has failed
+SHORT_GRACE_S = 1.0  # the same where they know nothing that explains it
+EXPLAINED = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)  # who aborts may do so for another rank
+STALL_S = 5.0  # after a wish to stop: ranks that make no progress for so long are killed
+NOTICE_S = 30.0  # the same for a wish of the scheduler, whose own SIGKILL comes 30 to 120 s after it
+SAVING_S = 600.0  # so long may a part of a checkpoint take
+SAVING = ("gather state", "checkpoint")  # phases of a rank that may take long, and must not be cut short
+CLOSING_S = 30.0  # between the last rank's regular end and its process's
+UNKILLABLE_S = 20.0  # after SIGKILL; a process with much GPU memory needs some seconds
+GONE_S = 5.0  # torchrun tells within a second of a rank that has failed
+
+
+def grace_s(guilty: tuple[int | None, int] | None) -> float:
+    """After this death, before the others are killed. Of some signals it is known that the others have nothing to tell."""
+    status = guilty[1] if guilty else 0
+    return SHORT_GRACE_S if -status in EXPLAINED else PEER_GRACE_S
+
+
+def silent(beats: Sequence[Beat], asked: Exit, watch: RanksWatch) -> bool:
+    """After a wish to stop: does nobody do anything about it? Whoever saves may take his time."""
+    if any(beat.phase in SAVING for beat in beats):
+        return min(beat.age_s for beat in beats) > SAVING_S
+    return all(beat.age_s > patience_s(beat, asked, watch) for beat in beats)
+
+
+def patience_s(beat: Beat, asked: Exit, watch: RanksWatch) -> float:
+    """With a rank that was asked to stop. Ctrl-C is a person's, who can insist; a scheduler can not, and the steps since the last
+    checkpoint would be lost: then a phase that is slow by nature gets its whole budget."""
+    usual = max(STALL_S, watch.patience_s(beat))
+    if asked != Exit.PREEMPTED:
+        return usual
+    budget = watch.budget_s(beat)
+    first = beat.phase in STEP_PHASES and beat.step < beat.first_step + FIRST_STEPS  # compilers, allocators, caches
+    return max(usual, budget if first or heartbeat.kind(beat.phase) in OWN else min(budget, NOTICE_S))
+
+
+def gone(beats: Sequence[Beat], floor_s: float) -> Finding | None:
+    """A rank of torchrun's that has left with status 0 in the middle of its work: torchrun takes that for a regular end, and the
+    others wait for it. `beats`: of this machine's ranks."""
+    for beat in beats:
+        if beat.phase != heartbeat.FINISHED and beat.age_s > max(floor_s, GONE_S) and has_left(beat):
+            waiting = {b.rank: str(b) for b in beats if b.rank != beat.rank}
+            return Finding(HANG, beat.rank, None, "is gone in the middle of its work", waiting, {}, beat.age_s, str(beat))
+    return None
+
+
+def has_left(beat: Beat) -> bool:
+    """Of this machine."""
+    process = proc.look(beat.pid)
+    return process is None or process.state in "ZX"
+
+
+def unkillable(name: str, pid: int) -> str:
+    place = (process := proc.look(pid)) and process.waits_in
+    return f"{name} (pid {pid}) can not be ended: it is blocked in the kernel{f' ({place})' if place else ''}"

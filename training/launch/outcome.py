@@ -1,0 +1,32 @@
+"""What became of one start of all ranks, as the supervisor has seen it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from training.errors import Exit
+from training.launch.line import Lost
+from training.watch.death import Death
+from training.watch.finding import Finding
+
+
+@dataclass
+class Outcome:
+    """`ended` lists (rank or None, wait status as in Popen.returncode), first death first."""
+
+    ended: list[tuple[int | None, int]] = field(default_factory=list)
+    guilty: tuple[int | None, int] | None = None  # the first that failed
+    here: tuple[int | None, int] | None = None  # the first that failed on this machine
+    phases: dict[int, str] = field(default_factory=dict)  # rank → what it was doing when the first one failed
+    death: Death | None = None  # what is known of the first rank that died
+    finding: Finding | None = None  # the hang that ended it
+    asked: Exit = Exit.DONE  # PREEMPTED or INTERRUPTED when a signal asked to stop
+    killed: bool = False  # asked twice, or the ranks did not stop
+    closed: Exit = Exit.DONE  # how the training had ended whose ranks did not leave
+    blocked: str = ""  # which ranks even SIGKILL does not end
+    elsewhere: bool = False  # a rank of another machine failed first
+    lost: Lost | None = None  # a machine that is gone or silent, when that ended it
+    ours: bool = True  # our own training; False: somebody's script
+    torn_down: bool = False  # a script had come to its end, and was aborted after it
+    log_from: dict[Path, int] = field(default_factory=dict)  # log → where this start's words begin: logs go over several starts
