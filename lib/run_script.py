@@ -69,7 +69,7 @@ def _allow_tracing() -> None:
 
 
 class _AtDistributed:
-    """When the script imports torch.distributed, the collectives that it calls can be seen from outside (training/watch/serve.py)."""
+    """When the script imports torch.distributed, the collectives that it calls can be seen from outside (training/watch/sight/serve.py)."""
 
     def __init__(self, folder: str, rank: int) -> None:
         self.folder, self.rank, self.done = folder, rank, False
@@ -85,7 +85,7 @@ class _AtDistributed:
             print(f"rank {self.rank}: its collectives can not be seen from outside: {type(error).__name__}: {error}", file=sys.stderr)
 
     def _serve(self) -> None:
-        file = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "training", "watch", "serve.py")
+        file = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "training", "watch", "sight", "serve.py")
         spec = importlib.util.spec_from_file_location("duet_serve", file)
         if spec and spec.loader:
             module = importlib.util.module_from_spec(spec)

@@ -20,7 +20,8 @@ from training.errors import Exit, UserError
 from training.host import allocator, process
 from training.launch.place import NODE
 from training.request import ENTRYPOINT
-from training.watch import budget, serve
+from training.watch import budget
+from training.watch.sight import serve
 
 if TYPE_CHECKING:
     from training.data.prepare import Prepared

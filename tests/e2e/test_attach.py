@@ -15,7 +15,8 @@ import pytest
 
 from tests.conftest import ROOT, TOKEN, processes, wait_until
 from tests.e2e.conftest import Launched
-from training.watch import proc, ranks
+from training.watch import ranks
+from training.watch.sight import proc
 
 QUICKSTART = "configs/dual_gpu/quickstart.py"
 FAULTY = Path(__file__).parent / "scripts/faulty.py"

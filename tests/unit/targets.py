@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.conftest import wait_until
 from tests.unit.conftest import clean_environment
-from training.watch import proc
+from training.watch.sight import proc
 
 LOCK = """
 import threading

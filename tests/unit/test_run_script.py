@@ -1,4 +1,4 @@
-"""What lib/run_script.py and training/watch/serve.py do in somebody's process: nothing that its script could notice."""
+"""What lib/run_script.py and training/watch/sight/serve.py do in somebody's process: nothing that its script could notice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.conftest import python
-from training.watch import serve
+from training.watch.sight import serve
 
 RUN_SCRIPT = Path(__file__).parents[2] / "lib/run_script.py"
 PROGRAM = """

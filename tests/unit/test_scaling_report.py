@@ -67,7 +67,7 @@ def test_a_failed_run_shows_its_card_or_its_own_words(tmp_path: Path) -> None:
     console.write_text("[INFO] one\n[ERROR] 2026-11-21 the data is too small\n    allowed: more\n")
     assert measure.what_happened(run, console) == "    │ [ERROR] 2026-11-21 the data is too small\n    │     allowed: more"
     record = {"cause": "nan_loss", "summary": "loss is nan", "rank": 1, "phase": "step 5: forward", "where": None, "phases": {}}
-    write_json(run.failure, record | {"evidence": [], "advice": ["lower it"], "log": "x", "waiting": {}, "stacks": None})
+    write_json(run.failure, record | {"evidence": [], "advice": ["lower it"], "log": "x", "waiting": {}, "stacks": None, "kind": "error"})
     assert "nan_loss: loss is nan" in measure.what_happened(run, console)
 
 

@@ -16,7 +16,8 @@ from tests.conftest import wait_until
 from tests.unit import targets
 from training import rundir
 from training.errors import Problem, UserError
-from training.watch import attach, proc, ranks
+from training.watch import attach, ranks
+from training.watch.sight import proc
 
 NOW = re.compile(r"^\[(ERROR)\] \d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", re.MULTILINE)
 

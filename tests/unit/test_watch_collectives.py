@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from training.watch import collectives, serve
-from training.watch.collectives import Call, mismatch
+from training.watch.sight import collectives, serve
+from training.watch.sight.collectives import Call, mismatch
 
 ENTRY = {
     "process_group": ["3", "undefined"],

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from training.heartbeat import Beat, Heartbeat, kind
-from training.watch import collectives, judge, phases
+from training.watch import judge, phases
 from training.watch.budget import COMPILE_S, FIRST_STEP_S, OWN, START_S, Budgets
-from training.watch.collectives import Call
-from training.watch.evidence import Evidence, Seen
-from training.watch.stacks import Frame, Stack, Thread
+from training.watch.sight import collectives
+from training.watch.sight.collectives import Call
+from training.watch.sight.evidence import Evidence, Seen
+from training.watch.sight.stacks import Frame, Stack, Thread
 
 USER = Frame("/home/me/model.py", 12, "forward")
 REDUCE = (

@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import wait_until
 from tests.unit import targets
 from training.host import process
-from training.watch import proc
+from training.watch.sight import proc
 
 
 def test_a_sleeping_process(tmp_path: Path) -> None:

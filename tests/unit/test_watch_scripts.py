@@ -12,11 +12,12 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.unit import targets
-from training.watch import native, proc, sampling, scripts, stacks, standstill
+from training.watch import native, scripts, standstill
 from training.watch.finding import Finding
-from training.watch.sampling import Course, Look, Sample
 from training.watch.scripts import ScriptWatch
-from training.watch.stacks import Frame, Stack, Thread
+from training.watch.sight import proc, sampling, stacks
+from training.watch.sight.sampling import Course, Look, Sample
+from training.watch.sight.stacks import Frame, Stack, Thread
 
 FLOOR_S = 0.8
 

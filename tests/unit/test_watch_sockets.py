@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from training.watch import sockets
+from training.watch.sight import sockets
 
 
 def exchange(family: socket.AddressFamily, host: str) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.unit import targets
-from training.watch import proc, stacks
-from training.watch.stacks import Frame, Stack, Thread
+from training.watch.sight import proc, stacks
+from training.watch.sight.stacks import Frame, Stack, Thread
 
 
 def taken(pid: int) -> Stack:

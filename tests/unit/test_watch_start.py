@@ -13,10 +13,11 @@ import pytest
 from training.heartbeat import Heartbeat, read_all
 from training.launch.team import Team
 from training.rundir import RunDir
-from training.watch import collectives, native, ranks
-from training.watch.collectives import Call
+from training.watch import native, ranks
 from training.watch.finding import DESYNC, HANG, STOPPED, UNEVEN, Finding
 from training.watch.scripts import ScriptWatch
+from training.watch.sight import collectives
+from training.watch.sight.collectives import Call
 from training.watch.start import RanksWatch
 
 PLAN: dict[str, Any] = {"config": {"hang_timeout": 3}, "compile": {"value": False}, "ranks": 2}

@@ -22,8 +22,9 @@ from training.launch.outcome import Outcome
 from training.launch.output import Output
 from training.launch.team import Team, is_script
 from training.launch.wishes import Wishes
-from training.watch import death, record, serve
+from training.watch import death, record
 from training.watch.finding import Finding
+from training.watch.sight import serve
 from training.watch.start import RanksWatch
 
 POLL_S = 0.25

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from training import heartbeat
 from training.errors import Exit
 from training.heartbeat import STEP_PHASES, Beat
-from training.watch import proc
 from training.watch.budget import FIRST_STEPS, OWN
 from training.watch.finding import HANG, Finding
+from training.watch.sight import proc
 from training.watch.start import RanksWatch
 
 PEER_GRACE_S = 3.0  # what the others may still say after one has failed

@@ -23,7 +23,7 @@ from training.launch.output import tail
 from training.summary import next_command
 from training.watch.death import DIED, ERROR
 from training.watch.finding import DESYNC, UNEVEN, Finding
-from training.watch.stacks import Stack
+from training.watch.sight.stacks import Stack
 
 SHOWN_LINES = 10
 SHOWN_CHARACTERS = 240  # of an exception's message

@@ -18,10 +18,11 @@ from typing import Any
 from training import console, heartbeat, rundir
 from training.errors import Exit, Problem, UserError
 from training.heartbeat import Beat
-from training.watch import native, proc, ranks, standstill
+from training.watch import native, ranks, standstill
 from training.watch.finding import Finding
-from training.watch.sampling import Course, Sample, courses, take
-from training.watch.stacks import Stack, in_collective, own
+from training.watch.sight import proc
+from training.watch.sight.sampling import Course, Sample, courses, take
+from training.watch.sight.stacks import Stack, in_collective, own
 
 LOOK_S, LOOKS = 1.0, 4
 CONFIRM_S = 4.0  # what looks like a standstill is looked at for so long again: a second without a move happens to anybody

@@ -11,8 +11,8 @@ from training import rundir
 from training.host.gpus import one_line
 from training.launch import ended
 from training.launch.output import tail
-from training.watch import collectives, stacks
 from training.watch.finding import DESYNC
+from training.watch.sight import collectives, stacks
 
 DIED, ERROR = "died", "error"  # by a signal or with a status; by an exception that it could tell
 LINES = 40

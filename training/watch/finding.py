@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from training.watch.stacks import Stack
+from training.watch.sight.stacks import Stack
 
 HANG, STOPPED, BLOCKED, DESYNC, UNEVEN = "hang", "stopped", "blocked", "desync", "uneven"
 

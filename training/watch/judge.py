@@ -3,11 +3,12 @@ behind, who does not stand where ranks wait for each other. Where none of it tel
 
 from __future__ import annotations
 
-from training.watch import collectives, phases
-from training.watch.collectives import Call
-from training.watch.evidence import Evidence, Seen
+from training.watch import phases
 from training.watch.finding import BLOCKED, DESYNC, HANG, STOPPED, Finding
-from training.watch.stacks import Frame, Stack, own, waits_for_worker
+from training.watch.sight import collectives
+from training.watch.sight.collectives import Call
+from training.watch.sight.evidence import Evidence, Seen
+from training.watch.sight.stacks import Frame, Stack, own, waits_for_worker
 
 SPINNING = 0.8  # CPU share from which a main thread that gets nowhere is said to spin
 READING_BYTES = 1 << 16  # moved between the looks: slow storage, not a standstill

@@ -9,9 +9,10 @@ from typing import Any
 
 from training import console, heartbeat, rundir
 from training.heartbeat import Beat
-from training.watch import budget, evidence, judge, phases, proc, record
+from training.watch import budget, judge, phases, record
 from training.watch.budget import START_S, Budgets
 from training.watch.finding import HANG, STOPPED, Finding
+from training.watch.sight import evidence, proc
 
 STOPPED_S = 2.0  # a process that is stopped for so long is told
 ROLL_S = 10.0

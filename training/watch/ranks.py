@@ -9,7 +9,7 @@ from pathlib import Path
 
 from training import heartbeat, rundir
 from training.errors import Problem, UserError
-from training.watch import proc
+from training.watch.sight import proc
 
 COMMAND = "python -m training.supervise attach"
 MEETING = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")  # who has these in common trains together

@@ -15,12 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from training import console
-from training.watch import proc, stacks, standstill
+from training.watch import standstill
 from training.watch.budget import SHARE, TIMES  # of the silences so far
 from training.watch.finding import STOPPED, Finding
 from training.watch.native import STOPPED_S
-from training.watch.sampling import Sample, take
-from training.watch.stacks import Stack
+from training.watch.sight import proc, stacks
+from training.watch.sight.sampling import Sample, take
+from training.watch.sight.stacks import Stack
 
 GAPS = 500  # that many are remembered
 BURST_S = 0.001  # lines that come together are one output

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from training.watch import proc, stacks
 from training.watch.finding import BLOCKED, HANG, STOPPED, UNEVEN, Finding
-from training.watch.sampling import IDLE_SHARE, Course, Sample, courses
-from training.watch.stacks import Frame, Stack, in_collective, own, saves, waits_for_device, waits_for_worker
+from training.watch.sight import proc, stacks
+from training.watch.sight.sampling import IDLE_SHARE, Course, Sample, courses
+from training.watch.sight.stacks import Frame, Stack, in_collective, own, saves, waits_for_device, waits_for_worker
 
 # How some of the sentences begin, for those who want to tell them apart.
 BLIND, QUIET, PAUSED = "no stack of ", "nobody waits for another rank, nobody does anything: ", "stopped (SIGSTOP): "

@@ -12,10 +12,11 @@ from typing import Any
 
 from training import console, heartbeat, rundir
 from training.launch.team import Team, is_script
-from training.watch import collectives, proc, ranks, record
+from training.watch import ranks, record
 from training.watch.finding import DESYNC, HANG, UNEVEN, Finding
 from training.watch.native import Watch
 from training.watch.scripts import ScriptWatch
+from training.watch.sight import collectives, proc
 
 OFF_S, ERRORS = 60.0, 5  # after an error of the watch, doubled each time; that many end it
 BELOW_S = 1.0  # between looks for the ranks of torchrun

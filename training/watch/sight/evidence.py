@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 from training import rundir
 from training.heartbeat import Beat
-from training.watch import collectives, phases, proc, stacks
-from training.watch.collectives import Call
-from training.watch.stacks import Frame, Stack, Thread
+from training.watch import phases
+from training.watch.sight import collectives, proc, stacks
+from training.watch.sight.collectives import Call
+from training.watch.sight.stacks import Frame, Stack, Thread
 
 BETWEEN_S = 0.4
 PAGE = 4096

@@ -1,5 +1,5 @@
 """Which collectives a rank has asked for so far, in order: torch's flight recorder, read from outside while the rank is blocked
-(training.watch.serve is its other end)."""
+(training.watch.sight.serve is its other end)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.watch import serve
+from training.watch.sight import serve
 
 ANSWER_S = 1.0
 UNREADABLE = (OSError, ValueError, TypeError, AttributeError, KeyError, IndexError, http.client.HTTPException)

@@ -7,7 +7,7 @@ import socket
 import struct
 from collections.abc import Iterable
 
-from training.watch import proc
+from training.watch.sight import proc
 
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY, _DONE, _ERROR = 20, 3, 2

@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from training.watch import proc, sockets, stacks
-from training.watch.proc import Process
-from training.watch.stacks import Frame, Stack, Thread
+from training.watch.sight import proc, sockets, stacks
+from training.watch.sight.proc import Process
+from training.watch.sight.stacks import Frame, Stack, Thread
 
 # Less than this is no work: threads that only wake up to look, a logger's own helper process.
 IDLE_SHARE = 0.05  # of a core

@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.watch import proc
+from training.watch.sight import proc
 
 AT_ONCE = 16  # dumps that run side by side
 TRIES = 3  # a stack that changes while it is read gives an error now and then
 _HEADER = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):")
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 
-_HERE = Path(__file__).resolve().parents[2]
+_HERE = Path(__file__).resolve().parents[3]
 _BARRIERS = str(_HERE / "training/distributed.py")
 _PLUMBING = (_BARRIERS, str(_HERE / "lib/run_script.py"), str(_HERE / "lib/run_module.py"))
 # torch too where it is no package of the environment: a build of one's own.
