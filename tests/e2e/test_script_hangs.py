@@ -79,6 +79,13 @@ def test_uneven_batches(faulty: Faulty) -> None:
     assert verdict["time"] - fault_time(run) < LIMIT_S
 
 
+def test_a_rank_that_leaves_early_is_named_and_not_the_one_that_lost_it(faulty: Faulty) -> None:
+    run = faulty("exit0")
+    assert run.wait() == 4, run.output[-3000:]
+    assert run.failure["rank"] == 0 and run.failure["summary"] == "left with status 0 in the middle of the training"
+    assert [(v["kind"], v["rank"]) for v in verdicts(run)] == [("died", 0)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["slow_eval", "upload", "quiet", "slow_data"])
 def test_what_takes_its_time_is_left_alone(faulty: Faulty, fault: str) -> None:

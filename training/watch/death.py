@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from training import rundir
 from training.host.gpus import one_line
-from training.launch import ended
+from training.launch import cause, ended
 from training.launch.output import tail
 from training.watch.finding import DESYNC
 from training.watch.sight import collectives, stacks
@@ -32,6 +32,16 @@ class Death:
     @property
     def label(self) -> str:
         return "FAILED" if self.kind == ERROR else self.kind.upper()
+
+
+def left_before(run: rundir.RunDir, rank: int, gone: Sequence[tuple[int | None, int]]) -> tuple[int, int] | None:
+    """The rank of a script which this one tells that it has lost, and its status: 0, before the script's end. That is no failure by
+    itself (`os._exit(0)` at the end of the work), but it is where this one begins."""
+    error = rundir.read_json(run.rank_error(rank))
+    if error is None or not cause.is_victim(error):
+        return None
+    left = [other for other, status in gone if other is not None and status == 0]
+    return next(((other, 0) for other in left if not (run.ranks / f"rank{other}.ended").exists()), None)
 
 
 def explain(run: rundir.RunDir, rank: int, status: int, alive: Iterable[int], log_from: Mapping[Path, int]) -> Death:

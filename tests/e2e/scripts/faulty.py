@@ -35,6 +35,7 @@ class Samples(Dataset):
 def hurt_worker():
     if FAULT == "worker":
         stuck_in_a_lock()
+    say_fault()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
