@@ -20,6 +20,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 _log: int | None = None
 _log_name = ""
+_open_line = ""  # what a rank has written without an end of line, and stands on the console
 
 
 def open_log(path: str | os.PathLike[str]) -> None:
@@ -46,6 +47,21 @@ def to_log(text: str) -> None:
         warning(f"the log file {_log_name} can not be written any more: {error.strerror}")
 
 
+def left_open(line: str) -> None:
+    """A rank's output stands on the console up to here; '' when its last line has ended."""
+    global _open_line
+    _open_line = line
+
+
+def _end_line() -> str:
+    """What a message needs before it: a progress bar makes room for it on a terminal and is drawn again below."""
+    global _open_line
+    line, _open_line = _open_line, ""
+    if not line:
+        return ""
+    return "\r\x1b[K" if "\r" in line and sys.stderr.isatty() else "\n"
+
+
 def raw(text: str) -> None:
     """Text without a level (tables, a rank's own output), to the console and the log."""
     _console(text)
@@ -68,7 +84,7 @@ def say(level: str, message: str) -> None:
     """One message; further lines of it stand below the first without a prefix."""
     stamp = _now()
     tag = f"\x1b[{COLOURS[level]}m[{level}]\x1b[0m" if colourful(sys.stderr) else f"[{level}]"
-    _console(f"{tag} {stamp} {message}\n")
+    _console(f"{_end_line()}{tag} {stamp} {message}\n")
     to_log(f"[{level}] {stamp} {message}\n")
 
 

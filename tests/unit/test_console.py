@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -122,3 +123,22 @@ def test_a_report_shows_every_problem_with_its_fix(capsys: pytest.CaptureFixture
     assert err.endswith("2 problems; nothing was launched (exit 2)\n")
     console.report(UserError(Problem("one"), Exit.RESOURCES), "stopped")
     assert capsys.readouterr().err.endswith("1 problem; stopped (exit 3)\n")
+
+
+def test_a_message_does_not_stand_at_the_end_of_a_ranks_unfinished_line(capsys: pytest.CaptureFixture[str]) -> None:
+    console.left_open("Epoch: 1, Iter: 5")
+    console.info("first")
+    console.info("second")
+    before, first, second = capsys.readouterr().err.split("\n")[:3]
+    assert before == "" and first.endswith("first") and second.startswith("[INFO]")
+
+
+def test_a_progress_bar_makes_room_for_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    master, terminal = os.openpty()
+    with os.fdopen(terminal, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        console.left_open("\r 35%|███      | 21/60")
+        console.info("message")
+    shown = os.read(master, 1000).decode()
+    os.close(master)
+    assert shown.startswith("\r\x1b[K") and "message" in shown

@@ -46,6 +46,7 @@ class Output:
         except OSError:  # the terminal is gone; the files go on
             pass
         *lines, self._line = (self._line + chunk).split(b"\n")
+        console.left_open(self._line.decode("utf-8", "replace"))
         for line in lines:
             text = line.decode("utf-8", "replace")
             if "\r" not in text or text.rsplit("\r", 1)[-1].strip():  # a progress bar that was wiped out is no line
