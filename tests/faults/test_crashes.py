@@ -35,17 +35,20 @@ def check(status: int, output: str, kills: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_six_kills(project: Path, token: str, tmp_path: Path) -> None:
     check(*crashes(project, token, tmp_path, "--kills=6", "--seed=6"), 6)
     assert not list(tmp_path.iterdir()) and not list(project.glob("data/*crashes*")), "neither a wrong run nor prepared data is left"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_forty_kills(project: Path, token: str, tmp_path: Path) -> None:
     check(*crashes(project, token, tmp_path, "--kills=40", "--seed=40"), 40)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_a_resume_that_forgets_the_optimizer_is_found(project: Path, token: str, tmp_path: Path) -> None:
     """The proof can fail: the classic mistake, on one of the ranks, gives other weights."""
     hook = at_rank(0, "from training.engine import optim\noptim.Optimizers.load_state_dict = lambda *_: None")
