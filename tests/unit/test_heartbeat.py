@@ -62,7 +62,7 @@ def test_a_long_phase_is_cut_and_does_not_spill(tmp_path: Path) -> None:
     assert heartbeat.read(tmp_path / "rank0.bin").phase == "short"  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("content", [None, b"", b"DUET", b"\0" * 200, b"XXXX" + b"\1\0" + b"\0" * 200])
+@pytest.mark.parametrize("content", [None, b"", b"DUET", b"\0" * 200, b"TEUD\2\0" + b"\1" * 200, b"DUET\1\0" + b"\1" * 200])
 def test_no_beat_yet_or_not_ours(content: bytes | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "rank0.bin").write_bytes(content)

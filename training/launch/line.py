@@ -25,7 +25,7 @@ PAUSE_S = 0.05
 SAY_AFTER_S, SAY_EVERY_S = 5.0, 30.0
 # Kinds of a failure, beside those of training.launch.verdict: another machine, or the way to it.
 SILENT, GONE = "silent", "gone"
-NETWORK, DIED = "nccl_network", "peer_died"  # causes
+NETWORK, PEER_DIED = "nccl_network", "peer_died"  # causes
 UNREACHABLE = "no answer of its supervisor; the network between the machines, or the machine itself"
 FROZEN = "the machine answers, its supervisor does not: it is stopped, or waits for its terminal or disk"
 NAME = set(string.ascii_letters + string.digits + "._-")  # what may be a file's name, or be shown, though it comes from a network
@@ -160,13 +160,13 @@ class Line(ABC):
             if broken.silent:
                 self._silent.add(node)
                 return [{"gone": self._silence(node, wire, True)}]
-            gone = Lost(node, GONE, DIED, f"{self.name(node)} is gone: {broken}")
+            gone = Lost(node, GONE, PEER_DIED, f"{self.name(node)} is gone: {broken}")
             return [{"gone": gone}]
 
     def _silence(self, node: int, wire: Wire, unreachable: bool) -> Lost:
         seconds = wire.quiet_s if node in self.wires else max(wire.quiet_s, SILENT_S)  # the kernel has found it
         text = f"{self.name(node)} silent for {seconds:.0f} s: {UNREACHABLE if unreachable else FROZEN}"
-        return Lost(node, SILENT, NETWORK if unreachable else DIED, text)
+        return Lost(node, SILENT, NETWORK if unreachable else PEER_DIED, text)
 
     def _fresh(self) -> None:
         """Before the ranks start, for the first time or again."""

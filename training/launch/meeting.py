@@ -17,7 +17,7 @@ from typing import Any
 from training import console
 from training.errors import Exit, Problem, UserError
 from training.host import network, ports
-from training.launch.line import DIED, GONE, NAME, Line, Lost, Waiting
+from training.launch.line import GONE, NAME, PEER_DIED, Line, Lost, Waiting
 from training.launch.place import LOOPBACK, Place
 from training.launch.team import Team, is_script, listen
 from training.launch.wire import Broken, Message, Wire
@@ -192,7 +192,7 @@ class Member(Line):
             for message in self.read(0):
                 if isinstance(message.get("gone"), Lost) or any(key in message for key in keys):
                     return message
-        return {"gone": Lost(0, GONE, DIED, f"{self.name(0)} is gone")}
+        return {"gone": Lost(0, GONE, PEER_DIED, f"{self.name(0)} is gone")}
 
 
 def ask(plan: dict[str, Any], seconds: float) -> tuple[str, str]:
