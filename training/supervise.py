@@ -20,6 +20,7 @@ from typing import Any
 from training import console, heartbeat, plan_files, rundir, summary
 from training import plan as planner
 from training.data import store
+from training.diagnose import card
 from training.errors import Exit, UserError
 from training.host.torch_build import NO_LIBUV
 from training.launch import meeting, team, verdict
@@ -101,7 +102,7 @@ def _together(run: rundir.RunDir, plan: dict[str, Any], line: Line, token: str) 
         own = {"node": plan["place"]["node_rank"]} | verdict.failure(outcome, run, plan)
         record = line.settle(own)
         _keep_failure(run, record)
-        console.error(f"training failed\n{verdict.card(record)}")
+        console.error(f"training failed\n{card.of_run(record)}")
         chosen = recovery.choose(record, outcome, line.missing()) if first else None
         order = line.decide({"changes": chosen.changes, "why": chosen.why} if chosen else None)
         if order is None:
@@ -140,7 +141,7 @@ def _tell(run: rundir.RunDir, outcome: Outcome, record: dict[str, Any], *, analy
     code = record["exit_code"]
     _keep_failure(run, record)
     if outcome.torn_down:
-        console.warning(f"training finished, then a rank was aborted (exit {code})\n{verdict.card(record)}")
+        console.warning(f"training finished, then a rank was aborted (exit {code})\n{card.of_run(record)}")
         return False
     if outcome.ours and code in (Exit.CONFIG, Exit.RESOURCES):  # the rank has said what is wrong
         return False
@@ -148,7 +149,7 @@ def _tell(run: rundir.RunDir, outcome: Outcome, record: dict[str, Any], *, analy
         console.warning(f"{record['summary']} (exit {code})")
         return False
     run.event("failure", cause=record["cause"], rank=record["rank"], text=record["summary"])
-    console.error(f"training failed\n{verdict.card(record)}")
+    console.error(f"training failed\n{card.of_run(record)}")
     if analyse:
         console.info(f"analysis\n{analysis(run)}")
     return True

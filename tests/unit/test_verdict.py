@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.test_launch_recovery import beat_at
+from training.diagnose import card
 from training.errors import Exit
 from training.launch import cause, verdict
 from training.launch.outcome import Outcome
@@ -222,18 +223,18 @@ def test_a_finding_is_told_whole(run: RunDir) -> None:
     expected |= {"waiting": {"0": "step 7: backward, waits in backward"}, "stacks": "/runs/hangs/1", "exit_code": 5, "victim": False}
     assert {name: record[name] for name in expected} == expected
     assert record["summary"] == "stands at model.py:12, since 3.2 s"
-    card = verdict.card(record)
-    assert "Cause      hang: stands at model.py:12, since 3.2 s" in card
-    assert "Who        rank 1, in step 7: forward" in card
-    assert "Where      model.py:12" in card
-    assert "Others     rank 0: step 7: backward, waits in backward" in card
-    assert "Stacks     /runs/hangs/1" in card
+    shown = card.of_run(record)
+    assert "Cause      hang: stands at model.py:12, since 3.2 s" in shown
+    assert "Who        rank 1, in step 7: forward" in shown
+    assert "Where      model.py:12" in shown
+    assert "Others     rank 0: step 7: backward, waits in backward" in shown
+    assert "Stacks     /runs/hangs/1" in shown
 
 
 def test_nobody_is_blamed_where_nobody_can_be(run: RunDir) -> None:
     told(run, 0, "RuntimeError", "Connection reset by peer")
     record = failed(run, 0, None, finding=finding(rank=None))
-    assert record["rank"] is None and "Who        no single rank" in verdict.card(record)
+    assert record["rank"] is None and "Who        no single rank" in card.of_run(record)
 
 
 @pytest.mark.parametrize(
@@ -256,9 +257,9 @@ def test_out_of_memory_is_answered_with_the_current_values(run: RunDir) -> None:
 
 def test_a_card_without_evidence_has_no_empty_place_for_it(run: RunDir) -> None:
     record = failed(run, -9)
-    assert "Evidence" not in verdict.card(record) and "Stacks" not in verdict.card(record)
+    assert "Evidence" not in card.of_run(record) and "Stacks" not in card.of_run(record)
     run.rank_log(1).write_text("last words\n    ~~~~^^^\n")
-    assert "  Evidence\n      │ last words\n  Try" in verdict.card(failed(run, -9))
+    assert "  Evidence\n      │ last words\n  Try" in card.of_run(failed(run, -9))
 
 
 @pytest.mark.parametrize(

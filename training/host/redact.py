@@ -19,6 +19,12 @@ SECRET_VALUE = re.compile(
     re.VERBOSE,
 )
 LOGIN_IN_ADDRESS = re.compile(r"://[^/\s@]*:[^/\s@]*@")
+NAMED_SECRET = re.compile(
+    r"""((?:^|[^A-Za-z])(?:[\w-]*[_-])?(?:api_?key|key|token|secret|passwd|password|credentials?|auth|authorization)[\w-]{0,20}["']?\s*(?:=|:)\s*["']?)
+    ((?:Bearer\s+|Basic\s+)?[^\s"',;]{6,})""",
+    re.IGNORECASE | re.VERBOSE,
+)
+LONG_WORD = re.compile(r"[A-Za-z0-9_-]{20,}")
 STRANGER = re.compile(r"(\bpid \d+) \(.*", re.DOTALL)  # who it is and what it runs: `pid 4711 (alice): python …`
 
 
@@ -37,6 +43,12 @@ def word(text: str) -> str:
     if not equals:
         return "…" if is_secret("", text) else text
     return f"{name}=…" if is_secret(name.lstrip("-"), value) else text
+
+
+def masked(text: str) -> str:
+    """A line of a log without what looks like a key: by its name, or by its form."""
+    text = NAMED_SECRET.sub(r"\1…", LOGIN_IN_ADDRESS.sub("://…@", text))
+    return LONG_WORD.sub(lambda word: "…" if SECRET_VALUE.search(word[0]) else word[0], text)
 
 
 class Anonymous:

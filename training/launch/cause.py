@@ -4,7 +4,6 @@ reported itself, and what an aborted one said at its end. Words of the others ar
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from training import console
+from training.diagnose import catalogue
 from training.request import ROOT
 
 DRIVER_S = 10.0  # NVML answers within a second; of a GPU that has fallen off the bus it may wait for ever
@@ -22,7 +22,7 @@ from training.host import gpus
 machine = gpus.look()
 print(json.dumps({"uuids": [gpu.uuid for gpu in machine.gpus], "reason": machine.reason}))
 """
-UNKNOWN = "unknown"
+UNKNOWN = catalogue.UNKNOWN
 BY_TYPE = {
     "NotFinite": "nan_loss",
     "ParametersDiffer": "ddp_params_mismatch",
@@ -30,36 +30,18 @@ BY_TYPE = {
     "BarrierError": "hang",
     "MemoryError": "host_oom_killed",
 }
-# How a rank ends whose peer has gone (gloo, NCCL, the store): it is not where it began.
-LOST_PEER = re.compile(
-    r"(closed|reset) by (the )?(remote )?peer|broken pipe|socket (is )?closed|remote process exited|connection was (likely )?closed"
-    r"|failed to recv, got 0 bytes|rank 0 has ended while",
-    re.I,
-)
-BY_TEXT = {
-    "gpu_hardware": re.compile(r"uncorrectable ECC|GPU is lost|fallen off the bus|\bXid\b.{0,40}\d|hardware stack error", re.I),
-    "cuda_device_assert": re.compile(r"device-side assert|CUDA error: (an )?(illegal|misaligned)", re.I),
-    "gpu_oom": re.compile(r"CUDA out of memory|CUDA error: out of memory|Cuda failure.{0,5}'out of memory'|CUBLAS_STATUS_ALLOC_FAILED"),
-    "dataloader_worker_died": re.compile(r"DataLoader worker \(pid|Pin memory thread exited unexpectedly"),
-    "shm_too_small": re.compile(r"insufficient shared memory|/dev/shm/nccl"),
-    "too_many_open_files": re.compile(r"too many open files", re.I),
-    "port_in_use": re.compile(r"EADDRINUSE|address already in use", re.I),
-    "rendezvous_timeout": re.compile(r"waiting for clients|client socket has timed out|store based barrier", re.I),
-    "collective_timeout": re.compile(r"Timed out waiting \d+ ?ms for|Watchdog caught collective operation timeout", re.I),
-    "peer_died": LOST_PEER,
-}
 
 
 def of_error(error: dict[str, Any]) -> str:
     """Of what a rank reported (training.engine.failure)."""
-    return BY_TYPE.get(error["type"]) or _first(error["message"])
+    return BY_TYPE.get(error["type"]) or _known(error)[0]
 
 
 def of_death(status: int, said: Sequence[str]) -> str:
     """Of a rank that has reported nothing. Who aborts says why; a log goes over several attempts, so the last word counts."""
     if -status != signal.SIGABRT:
         return UNKNOWN
-    return next((found for line in reversed(said) if (found := _first(line)) != UNKNOWN), UNKNOWN)
+    return next((found for line in reversed(said) if (found := _of_text(line)[0]) != UNKNOWN), UNKNOWN)
 
 
 def lost_gpus(plan: dict[str, Any]) -> str:
@@ -93,7 +75,7 @@ def _ask_driver() -> dict[str, Any]:
 
 
 def is_victim(error: dict[str, Any]) -> bool:
-    return error["type"] not in BY_TYPE and _first(error["message"]) == "peer_died"
+    return error["type"] not in BY_TYPE and _known(error)[1] == catalogue.CASCADE
 
 
 def root(errors: Sequence[dict[str, Any]], rank: int | None) -> dict[str, Any] | None:
@@ -105,5 +87,13 @@ def root(errors: Sequence[dict[str, Any]], rank: int | None) -> dict[str, Any] |
     return min(before, key=lambda e: e["time"], default=own)
 
 
-def _first(text: str) -> str:
-    return next((cause for cause, pattern in BY_TEXT.items() if pattern.search(text)), UNKNOWN)
+def _known(error: dict[str, Any]) -> tuple[str, str]:
+    return _of_text(f"{error['type']}: {error['message']}")
+
+
+def _of_text(text: str) -> tuple[str, str]:
+    """(cause, role) by the catalogue of known texts."""
+    from training.diagnose.scan import recognised  # its patterns are compiled once, and only after a failure
+
+    known = next((s for s in recognised(text) if s.role != catalogue.EVIDENCE), None)
+    return (known.cause, known.role) if known else (UNKNOWN, "")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import resource
-import shutil
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
 from training import heartbeat, rundir
-from training.config.batch import smaller
 from training.data import store
+from training.diagnose import card
+from training.diagnose.advice import advice, of_kind, values
 from training.errors import RANK_DISK_FULL, Exit
 from training.host.process import STOP_SIGNALS
 from training.launch import cause as causes
@@ -20,7 +19,6 @@ from training.launch import ended
 from training.launch.line import GONE, SILENT
 from training.launch.outcome import Outcome
 from training.launch.output import tail
-from training.summary import next_command
 from training.watch.death import DIED, ERROR
 from training.watch.finding import DESYNC, UNEVEN, Finding
 from training.watch.sight.stacks import Stack
@@ -94,7 +92,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
         "exit_code": int(exit_code(outcome)),
         "evidence": _stack(found) if found else _last_lines(log, since),
         "log": plan["log_file"] if lost else str(log),
-        "advice": _advice(cause, kind, status, run, plan) if outcome.ours else _advice_for_script(outcome, run),
+        "advice": _advice(cause, kind, status, outcome, run, plan),
         "time": time.time(),
     }
 
@@ -161,73 +159,14 @@ def _stop(outcome: Outcome) -> str:
     return "stopped at once: nothing was saved since the last checkpoint"
 
 
-def _advice(cause: str, kind: str, status: int, run: rundir.RunDir, plan: dict[str, Any]) -> list[str]:
-    if cause == "disk_full":
-        free = shutil.disk_usage(run.path).free / 1e6
-        return [f"make room below {run.path.parent} ({free:.0f} MB free), then {next_command(plan, run)}"]
-    if kind in (SILENT, GONE):
-        again = f"then the same command on every machine; node 0 goes on from the last checkpoint: {next_command(plan, run)}"
-        return ["is that machine up, and does `ping` reach it from here? a cable, a switch, a firewall, its own log", again]
-    if cause == "gpu_oom":
-        return _smaller_batch(run, plan)
-    if cause == "nan_loss":
-        return ["lower the learning rate (--matrix_lr) or use --precision=fp32"]
-    if cause == "gpu_hardware":
-        return ["look at the GPUs: ./launch_train.sh N … --check, and `dmesg | grep -i xid`; a reset or a reboot may bring them back"]
-    if cause == "dataloader_worker_died":
-        return ["host memory or /dev/shm may be full: see `dmesg | tail` and `df -h /dev/shm`", next_command(plan, run, num_workers=0)]
-    if cause == "too_many_open_files":
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return [f"ulimit -n {hard}   # in the shell that launches; here it is {soft}", next_command(plan, run, num_workers=0)]
-    if kind == DESYNC:
-        return ["every rank must call the same collectives, with the same shapes, in the same order: look at what differs between ranks"]
-    if kind == UNEVEN:
-        return ["give every rank the same number of batches: DistributedSampler, drop_last=True"]
-    if cause == "hang":
-        return ["do not raise --hang_timeout: it only waits longer", f"go on from the last checkpoint: {next_command(plan, run)}"]
-    if status == -signal.SIGKILL:
-        return [
-            "somebody, or the kernel when memory ran out, killed it: see `dmesg | tail`",
-            f"go on from the last checkpoint: {next_command(plan, run)}",
-        ]
-    return [f"the whole output of each rank: {run.ranks}/"]
-
-
-def _advice_for_script(outcome: Outcome, run: rundir.RunDir) -> list[str]:
+def _advice(cause: str, kind: str, status: int, outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> list[str]:
+    spoken, known = card.language(), values(run, plan)
     if outcome.torn_down:
-        return ["what it trained is done; end the script with torch.distributed.destroy_process_group(), and it leaves with status 0"]
-    if outcome.guilty and outcome.guilty[1] == -signal.SIGKILL:
-        return ["somebody, or the kernel when memory ran out, killed it: see `dmesg | tail`"]
-    return [f"the whole output of each rank: {run.ranks}/"]
-
-
-def _smaller_batch(run: rundir.RunDir, plan: dict[str, Any]) -> list[str]:
-    """The next smaller device batch with the same tokens per step."""
-    now, seq, ranks = (plan["batch"][n] for n in ("device_sequences", "seq_len", "world_size"))
-    total = plan["config"]["total_batch_size"]
-    size = smaller(now, seq, ranks, total)
-    if size is None:
-        return [f"device_batch_size is {now} already: try a smaller --max_seq_len or --depth"]
-    text = f"device_batch_size is {now}: try {size}, the same {total} tokens per step with {now / size:g} × accumulation"
-    return [text, next_command(plan, run, device_batch_size=size)]
-
-
-def card(record: dict[str, Any]) -> str:
-    """The failure for people."""
-    who = f"rank {record['rank']}" if record["rank"] is not None else "no single rank"
-    who += f" on node {record['node']}" if "node" in record else ""
-    who = f"node {record['node']}" if record["kind"] in (SILENT, GONE) else who
-    lines = [
-        f"Cause      {record['cause']}: {record['summary']}",
-        f"Who        {who}" + (f", in {record['phase']}" if record["phase"] else ""),
-    ]
-    if record["where"]:
-        lines.append(f"Where      {record['where']}")
-    places = record["waiting"] or record["phases"]
-    if others := [f"rank {r}: {p}" for r, p in places.items() if str(record["rank"]) != r]:
-        lines.append(f"Others     {'; '.join(others)}")
-    lines += ["Evidence", *(f"    │ {line[:160]}" for line in record["evidence"])] if record["evidence"] else []
-    lines += [f"{'Try' if i == 0 else '':<11}{text}" for i, text in enumerate(record["advice"])]
-    lines += [f"Stacks     {record['stacks']}"] if record["stacks"] else []
-    lines += [f"Log        {record['log']}"]
-    return "\n".join(f"  {line}" for line in lines)
+        return of_kind("torn_down", spoken, known)
+    if kind in (SILENT, GONE):
+        return of_kind(SILENT, spoken, known)
+    if kind in (DESYNC, UNEVEN):
+        return of_kind(kind, spoken, known)
+    if status == -signal.SIGKILL and cause == causes.UNKNOWN:
+        return of_kind("killed", spoken, known)
+    return advice(cause, None, {}, spoken, known)

@@ -211,11 +211,11 @@ def together(runs: list[list[Step]], wanted: int) -> list[list[Step]]:
 
 def what_happened(run: RunDir, console: Path) -> str:
     """The failure card of a run or, when it did not come so far, its own words."""
-    from training.launch import verdict
+    from training.diagnose import card
 
     record = read_json(run.failure)
     if record:
-        return verdict.card(record)
+        return card.of_run(record)
     lines = console.read_text(errors="replace").splitlines() if console.exists() else []
     first = next((i for i, line in enumerate(lines) if line.startswith("[ERROR]")), max(0, len(lines) - SHOWN_LINES))
     return "\n".join(f"    │ {line}" for line in lines[first : first + SHOWN_LINES])

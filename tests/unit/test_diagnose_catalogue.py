@@ -1,0 +1,104 @@
+"""The catalogue of failures: every entry can be found, read in both languages and traced to its source, and has a log of its own."""
+
+from __future__ import annotations
+
+import json
+import string
+from pathlib import Path
+
+import pytest
+import re2
+
+from training.diagnose import catalogue, scan
+from training.diagnose.advice import filled
+from training.diagnose.catalogue import EVIDENCE, NONE, ROLES, UNKNOWN, Signature, Text
+
+LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
+# As the issue trackers and scripts of people know them; an id that is gone breaks them.
+IDS = """gpu_oom host_oom_killed libuv_missing wandb_auth wandb_network port_in_use collective_timeout nccl_init nccl_network
+rendezvous_timeout dataloader_worker_died shm_too_small nan_loss cuda_device_assert cuda_driver_too_old cuda_arch_unsupported no_gpu
+invalid_device gpu_hardware disk_full checkpoint_mismatch checkpoint_corrupt batch_not_divisible module_missing config_error
+unused_parameters ddp_params_mismatch compile_error file_not_found permission_denied too_many_open_files preempted glibc_or_abi slurm_error
+interrupted hang peer_died none unknown""".split()
+HEALTHY = "\n".join(
+    f"[2025-11-06 10:00:{i % 60:02d}] Epoch: {i // 9}, Iter: {i}, Loss: 0.{i:04d}, error: 0.023, lr: 2e-4, val_error 0.2, it/s 3.80, INFO timeout=1800 "
+    f"WARNING retry nccl watchdog started, saving checkpoint to /data/exp_{i}/epoch.pt, step {i:05d}/20000 | loss: 3.1 | tok/sec: 118,300"
+    for i in range(50)
+)
+ALL = catalogue.signatures()
+
+
+def names(text: Text) -> set[str]:
+    return {name for one in (*text.en, *text.zh) for _, name, _, _ in string.Formatter().parse(one) if name}
+
+
+def each() -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("entry", ALL, ids=lambda entry: entry.id)
+
+
+def test_the_causes_are_those_that_others_rely_on() -> None:
+    assert sorted(catalogue.causes()) == sorted(IDS)
+
+
+def test_every_id_exists_once() -> None:
+    assert len({entry.id for entry in ALL}) == len(ALL) > 350
+
+
+@each()
+def test_an_entry_is_whole(entry: Signature) -> None:
+    assert entry.cause in catalogue.causes() and entry.role in ROLES and (entry.cause != NONE or entry.role == EVIDENCE)
+    assert entry.patterns and entry.source and entry.versions
+    assert entry.says.en and entry.says.zh and len(entry.says.en) == len(entry.says.zh)
+    assert bool(entry.advice.en) == bool(entry.advice.zh)
+
+
+@each()
+def test_every_pattern_has_a_sample_and_every_sample_a_pattern(entry: Signature) -> None:
+    found = {pattern: [s for s in entry.samples if scan.compiled(pattern).search(s.encode())] for pattern in entry.patterns}
+    assert [pattern for pattern, samples in found.items() if not samples] == []
+    assert [s for s in entry.samples if not any(s in samples for samples in found.values())] == []
+
+
+@each()
+def test_a_text_asks_only_for_values_that_a_pattern_brings(entry: Signature) -> None:
+    groups = {group for pattern in entry.patterns for group in re2.compile(pattern).groupindex}
+    assert names(entry.says) | names(entry.advice) <= groups
+
+
+@each()
+def test_an_entry_always_has_something_to_say(entry: Signature) -> None:
+    for sample in entry.samples:
+        known = next(m.groupdict() for p in entry.patterns if (m := re2.search(p, sample)))
+        values = {name: value for name, value in known.items() if value is not None}
+        assert filled(entry.says, values, "en") or filled(catalogue.causes()[entry.cause].title, {}, "en")
+
+
+@each()
+def test_a_sample_is_recognised_as_its_own(entry: Signature) -> None:
+    for sample in entry.samples:
+        assert entry.id in [known.id for known in scan.recognised(sample)]
+
+
+def test_no_pattern_asks_for_a_second_look_at_a_healthy_log() -> None:
+    literals, patterns = scan._patterns()
+    assert [patterns[index] for index in literals.Match(HEALTHY.encode(), True) or ()] == []
+
+
+@pytest.mark.parametrize("cause", IDS)
+def test_every_cause_has_words_and_a_log(cause: str) -> None:
+    known = catalogue.causes()[cause]
+    assert known.title.en and known.title.zh and known.source
+    assert len(known.advice.en) == len(known.advice.zh) and len(known.ours.en) == len(known.ours.zh)
+    if cause != NONE:
+        assert known.advice.en and any("{" not in sentence for sentence in known.advice.en)
+    expected = json.loads((LOGS / "expected.json").read_text())
+    assert any(name.startswith(f"{cause}/") for name in expected)
+
+
+def test_every_cause_but_the_last_ones_has_a_text() -> None:
+    assert set(IDS) - {entry.cause for entry in ALL} <= {NONE, UNKNOWN}
+
+
+def test_kinds_have_words_in_both_languages() -> None:
+    assert set(catalogue.kinds()) == {"silent", "desync", "uneven", "killed", "torn_down"}
+    assert all(len(text.en) == len(text.zh) > 0 for text in catalogue.kinds().values())

@@ -1,0 +1,104 @@
+"""Whole logs: of two ranks that really failed here, and of GPUs, NCCL, SLURM and W&B as their programs print them, with all that
+stands around the cause. expected.json says what an expert would answer."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training.diagnose.result import diagnose
+from training.diagnose.source import logs_in
+
+LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
+EXPECTED: dict[str, dict[str, Any]] = json.loads((LOGS / "expected.json").read_text())
+FILES = sorted(name for name in EXPECTED if name.endswith(".log"))
+FAILING = [name for name in FILES if not name.startswith("none/")]
+
+
+def told(name: str) -> dict[str, Any]:
+    return diagnose([LOGS / name], "en")
+
+
+def right(record: dict[str, Any], name: str) -> bool:
+    return record["cause"] in (name.split("/")[0], *EXPECTED[name].get("or_cause", []))
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_the_root_is_found(name: str) -> None:
+    record, expected = told(name), EXPECTED[name]
+    assert right(record, name), (record["cause"], record["evidence"])
+    assert record["rank"] in (expected["rank"], *expected.get("or_rank", []))
+    if expected["line"] != "any":
+        assert record["line"] in (expected["line"], *expected.get("or_line", []))
+    if record["cause"] != "none":
+        assert record["evidence"] and record["summary"] and record["advice"]
+
+
+def test_every_log_is_expected_and_there() -> None:
+    assert {str(p.relative_to(LOGS)) for p in LOGS.rglob("*.log") if p.parent.parent == LOGS} == set(FILES)
+    assert all((LOGS / name).exists() for name in EXPECTED)
+
+
+@pytest.mark.parametrize("name", FAILING[::4])
+@pytest.mark.parametrize("form", ["utf-16", "crlf", "gzip", "coloured", "prefixed", "container"])
+def test_the_form_of_a_log_changes_nothing(name: str, form: str, tmp_path: Path) -> None:
+    text = decoded((LOGS / name).read_bytes())
+    path = tmp_path / "log.txt"
+    if form == "utf-16":
+        path.write_bytes(text.encode("utf-16"))
+    elif form == "crlf":
+        path.write_bytes(text.replace("\r\n", "\n").replace("\n", "\r\n").encode())
+    elif form == "gzip":
+        path.write_bytes(gzip.compress(text.encode()))
+    elif form == "coloured":
+        path.write_bytes("\n".join(f"\x1b[31m{line}\x1b[0m" for line in text.split("\n")).encode())
+    elif form == "prefixed":
+        path.write_bytes("\n".join(f"node1: {line}" for line in text.split("\n")).encode())
+    else:
+        path.write_bytes("\n".join(f"2025-11-06T10:00:00.123456789Z {line}" for line in text.split("\n")).encode())
+    record = diagnose([path], "en")
+    assert right(record, name) and record["line"] == told(name)["line"]
+
+
+def decoded(data: bytes) -> str:
+    for encoding in ("utf-16",) if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ("utf-8", "gb18030", "latin-1"):
+        try:
+            return data.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+    raise AssertionError("latin-1 decodes everything")
+
+
+@pytest.mark.parametrize("name", FAILING[::6])
+def test_a_log_that_ends_anywhere_is_read(name: str, tmp_path: Path) -> None:
+    """Also one that ends before its failure, or in the middle of a line: something is answered, and nothing is made up."""
+    data = (LOGS / name).read_bytes()
+    whole = told(name)["cause"]
+    path = tmp_path / "log.txt"
+    for part in range(1, 12):
+        path.write_bytes(data[: len(data) * part // 12])
+        assert diagnose([path], "en")["cause"] in {whole, "none", "unknown", "peer_died", *told(name)["also"], *EXPECTED[name].get("or_cause", [])}
+
+
+@pytest.mark.parametrize("name", FAILING[::6])
+def test_a_long_healthy_beginning_hides_nothing(name: str, tmp_path: Path) -> None:
+    healthy = "".join(f"step {i:06d}/200000 | loss: 3.{i % 1000:03d} | lr 2.0e-04 | tok/sec: 118,300\n" for i in range(30_000))
+    path = tmp_path / "log.txt"
+    path.write_bytes(healthy.encode() + decoded((LOGS / name).read_bytes()).encode())
+    record = diagnose([path], "en")
+    assert right(record, name)
+    assert record["line"] == 30_000 + told(name)["line"]
+
+
+def test_logs_of_a_folder_are_one_run(tmp_path: Path) -> None:
+    (tmp_path / "rank0.log").write_text("[rank0]: RuntimeError: Connection closed by peer [127.0.0.1]:5006.\n")
+    (tmp_path / "rank1.log").write_text("step 1 | loss: 3.1\nRuntimeError: CUDA error: out of memory\n")
+    (tmp_path / "weights.pt").write_bytes(b"PK\x03\x04\0\0CUDA out of memory")
+    assert [path.name for path in logs_in(tmp_path)[0]] == ["rank0.log", "rank1.log"]
+    record = diagnose([tmp_path], "en")
+    assert (record["cause"], record["rank"], record["line"]) == ("gpu_oom", 1, 2)
+    assert record["file"] == str(tmp_path / "rank1.log") and record["also"] == ["peer_died"]

@@ -1,0 +1,91 @@
+"""What went wrong: the cause, the rank that failed first, the proof and what to do, from any log of a training.
+
+Usage: python -m training.diagnose LOG… [--json] [--lang=en|zh]
+       python -m training.diagnose RUN --report-issue[=FILE]
+
+LOG is a text file (any encoding, packed with gzip, alive or ended, of any launcher), a folder of per-rank logs, a run
+directory, or - for standard input. Several are one run. Without LOG: the newest run below experiments/.
+
+  --json               one object: cause, rank, line, evidence, confidence, summary, advice, also, …
+  --lang=en|zh         the language of people; otherwise that of LC_ALL or LANG
+  --report-issue=FILE  writes a redacted bundle to attach to an issue: plan, versions, card, last lines of each rank
+  -h, --help           this text
+
+Exit status: 0 whatever is found; 2 for a log that can not be read or a wrong option.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+
+from training import console, rundir
+from training.diagnose import bundle, card, source
+from training.diagnose.catalogue import LANGUAGES
+from training.diagnose.result import diagnose
+from training.errors import Exit, Problem, UserError
+
+EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise UserError(Problem(message, "LOG… [--json] [--lang=en|zh] [--report-issue=FILE]", ["python -m training.diagnose --help"]))
+
+
+def options(argv: list[str]) -> argparse.Namespace:
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("logs", nargs="*")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--lang", choices=LANGUAGES)
+    parser.add_argument("--report-issue", nargs="?", const="", dest="report_issue")
+    parser.add_argument("-h", "--help", action="store_true")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    try:
+        wanted = options(argv)
+        if wanted.help:
+            print(__doc__.rstrip())
+            return int(Exit.DONE)
+        paths = _logs(wanted.logs)
+        spoken = wanted.lang or card.language()
+        record = diagnose(paths, spoken)
+        if wanted.report_issue is not None:
+            made = bundle.write(paths, record, wanted.report_issue)
+            print(f"{made}: read it before you attach it; it holds no keys, names or home folders that we know of")
+            return int(Exit.DONE)
+    except UserError as error:
+        console.report(error, closing="nothing was diagnosed")
+        return int(error.code)
+    except OSError as error:
+        console.report(
+            UserError(Problem(f"{error.filename or 'a log'} can not be read: {error.strerror}")), closing="nothing was diagnosed"
+        )
+        return int(Exit.CONFIG)
+    print(json.dumps(record, ensure_ascii=False, indent=1) if wanted.json else card.draw(record, spoken))
+    return int(Exit.DONE)
+
+
+def _logs(words: list[str]) -> list[Path | None]:
+    if not words:
+        newest = rundir.newest(EXPERIMENTS)
+        if newest is None:
+            raise UserError(
+                Problem(f"no log was named, and there is no run in {EXPERIMENTS}", "a log, a folder of logs, a run directory, or -")
+            )
+        return [newest.path]
+    paths = [None if word == "-" else Path(word) for word in words]
+    if problem := source.missing([path for path in paths if path]):
+        raise problem
+    return paths
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` ends us without a word
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,82 @@
+"""What to do, with the values of the run and of the text that was found. Sentences stand in the catalogue; here they are filled."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import shutil
+import string
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from training.config.batch import smaller
+from training.diagnose import catalogue
+from training.diagnose.catalogue import Signature, Text
+from training.host import memory
+from training.rundir import RunDir
+from training.summary import next_command
+
+GIB = 1 << 30
+FORMAT = string.Formatter()
+
+
+def advice(
+    cause: str, signature: Signature | None, groups: Mapping[str, str], language: str, ours: Mapping[str, str] | None = None
+) -> list[str]:
+    """Best first. `ours`: the values of a run of ours (`values`). A sentence whose values are not known is left out."""
+    known = catalogue.causes().get(cause) or catalogue.causes()[catalogue.UNKNOWN]
+    if ours and (own := filled(known.ours, {**groups, **ours}, language)):
+        return own
+    special = filled(signature.advice, groups, language) if signature else []
+    return special or filled(known.advice, groups, language)
+
+
+def of_kind(kind: str, language: str, ours: Mapping[str, str]) -> list[str]:
+    """For what a supervisor saw (`catalogue.kinds`)."""
+    return filled(catalogue.kinds()[kind], ours, language)
+
+
+def filled(text: Text, values: Mapping[str, str], language: str) -> list[str]:
+    """The sentences whose values are all known; of those that ask for one alone, `{path}` for example, none is left half said."""
+    return [sentence.format_map(values) for sentence in text.in_language(language) if _names(sentence) <= values.keys()]
+
+
+def _names(sentence: str) -> set[str]:
+    return {name for _, name, _, _ in FORMAT.parse(sentence) if name}
+
+
+def values(run: RunDir, plan: Mapping[str, Any]) -> dict[str, str]:
+    """Of a training of ours; of a script that we only launch there is little to propose."""
+    found = {"ranks": plan["ranks"], "ranks_folder": run.ranks, "parent": run.path.parent}
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found |= {"nofile": soft, "nofile_most": hard}
+    with contextlib.suppress(OSError):  # a run directory that was moved: the sentence is left out
+        found["free_mb"] = f"{shutil.disk_usage(run.path).free / 1e6:.0f}"
+    if "config" in plan and "batch" in plan:
+        found |= _training(run, dict(plan))
+    return {name: str(value) for name, value in found.items()}
+
+
+def _training(run: RunDir, plan: dict[str, Any]) -> dict[str, Any]:
+    command: Callable[..., str] = lambda **changes: next_command(plan, run, **changes)  # noqa: E731
+    config, batch = plan["config"], plan["batch"]
+    now, total = batch["device_sequences"], config["total_batch_size"]
+    found: dict[str, Any] = {"resume_command": command(), "now": now, "total": total}
+    if workers := config.get("num_workers"):
+        fewer = workers // 2 if workers > 2 else 0
+        found["fewer_workers_command"] = command(num_workers=fewer)
+        found["no_workers_command"] = command(num_workers=0)
+    if not config.get("find_unused_parameters", True):
+        found["unused_command"] = command(find_unused_parameters="true")
+    size = smaller(now, batch["seq_len"], batch["world_size"], total)
+    if size is None:
+        return found | {"smallest": now}
+    found |= {"size": size, "factor": f"{now / size:g}", "smaller_command": command(device_batch_size=size)}
+    if "load" in plan.get("memory", {}) and plan["gpus"]:
+        load = memory.Load(**plan["memory"]["load"] | {"sequences": size})
+        found |= {
+            "fits_gib": f"{memory.estimate(load).total / GIB:.1f}",
+            "needs_gib": f"{plan['memory']['total_bytes'] / GIB:.1f}",
+            "gpu_gib": f"{min(gpu['total_bytes'] or 0 for gpu in plan['gpus']) / GIB:.1f}",
+        }
+    return found

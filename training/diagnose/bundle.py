@@ -1,0 +1,92 @@
+"""What strangers need to help, in one file, and nothing that they should not see."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import tarfile
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from training.diagnose import card, structured
+from training.diagnose.source import logs_in
+from training.errors import Exit, Problem, UserError
+from training.host.redact import Anonymous, masked
+from training.launch.output import tail
+from training.rundir import RunDir, read_json, write_bytes
+
+LAST_LINES = 200
+MOST_LOGS = 64
+PACKAGES = ("torch", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton", "wandb", "tensorboard", "google-re2", "py-spy")
+
+
+def write(paths: Sequence[Path | None], record: dict[str, Any], wanted: str) -> Path:
+    """A .tar.gz with plan, versions, card and the last lines of each log, without keys, names and home folders. Raises UserError."""
+    run = next((r for path in paths if path and (r := structured.run_of(path))), None)
+    target = Path(wanted or f"duet-issue-{time.strftime('%Y%m%d_%H%M%S')}.tar.gz")
+    if target.exists():
+        raise UserError(Problem(f"{target} is there already", "a new file", [f"--report-issue={target.with_name('new-' + target.name)}"]))
+    clean = _Cleaner()
+    files = {
+        "card.txt": clean(card.draw(record, "en")) + "\n",
+        "diagnosis.json": clean(json.dumps(record, ensure_ascii=False, indent=1)) + "\n",
+        "versions.json": json.dumps(versions(), indent=1) + "\n",
+        **{f"logs/{name}": clean(text) for name, text in _tails(paths)},
+    }
+    if run:
+        files |= {f"run/{name}": clean(text) for name, text in _of_run(run)}
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, text in files.items():
+            data = text.encode("utf-8", "replace")
+            entry = tarfile.TarInfo(f"{target.name.removesuffix('.tar.gz')}/{name}")
+            entry.size, entry.mtime = len(data), int(time.time())
+            tar.addfile(entry, io.BytesIO(data))
+    try:
+        write_bytes(target, packed.getvalue())
+    except OSError as error:
+        raise UserError(Problem(f"{target} can not be written: {error.strerror}"), Exit.RESOURCES) from error
+    return target
+
+
+class _Cleaner:
+    def __init__(self) -> None:
+        self._anonymous = Anonymous()
+
+    def __call__(self, text: str) -> str:
+        return "\n".join(self._anonymous(masked(line)) for line in text.splitlines())
+
+
+def versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version(), "system": platform.platform(), "cpus": str(os.cpu_count())}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def _tails(paths: Sequence[Path | None]) -> list[tuple[str, str]]:
+    logs: list[tuple[Path, Path]] = []
+    for path in paths:
+        if path and path.is_dir():
+            logs += [(log, log.relative_to(path)) for log in logs_in(path)[0]]
+        elif path:
+            logs.append((path, Path(path.name)))
+    return [(str(name).replace(os.sep, "_"), "\n".join(tail(log, LAST_LINES))) for log, name in logs[:MOST_LOGS]]
+
+
+def _of_run(run: RunDir) -> list[tuple[str, str]]:
+    found = []
+    for path in (run.plan, run.failure, run.preflight):
+        if (content := read_json(path)) is not None:
+            found.append((path.name, json.dumps(content, ensure_ascii=False, indent=1)))
+    if run.events.exists():
+        found.append((run.events.name, "\n".join(tail(run.events, LAST_LINES))))
+    return found

@@ -1,0 +1,105 @@
+"""What is known of failures: data, read from the .json files beside this one. A cause is added by an entry here and a log in
+tests/fixtures/logs; tests/unit/test_diagnose_catalogue.py refuses an entry without one.
+
+causes.json   one entry a cause: its name for people, general advice
+kinds.json    advice for what only a supervisor sees: a machine that is silent, ranks that do different things
+*.json        one entry a text that programs print: which cause it speaks of, and in which role
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+CAUSES, KINDS = FOLDER / "causes.json", FOLDER / "kinds.json"
+LANGUAGES = ("en", "zh")
+NONE, UNKNOWN = "none", "unknown"
+
+# What a text says of its speaker. The first ones decide before the later ones.
+ROOT = "root"  # this broke
+WEAK = "weak"  # this broke, if nothing else says why
+VICTIM = "victim"  # waited in vain for somebody
+CASCADE = "cascade"  # lost somebody, or reports that somebody failed
+EVIDENCE = "evidence"  # frightening, yet no cause
+ROLES = (ROOT, WEAK, VICTIM, CASCADE, EVIDENCE)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A sentence, or several, in every language of LANGUAGES; `{name}` stands for a value."""
+
+    en: tuple[str, ...] = ()
+    zh: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, raw: dict[str, Any] | None) -> Text:
+        return cls(**{name: (text,) if isinstance(text, str) else tuple(text) for name, text in (raw or {}).items()})
+
+    def in_language(self, language: str) -> tuple[str, ...]:
+        return (self.zh if language == "zh" else self.en) or self.en
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A text that programs print. `patterns`: RE2, searched in one line without its rank's prefix; `versions` and `source`: who
+    prints it, and where that was read."""
+
+    id: str
+    cause: str
+    role: str
+    patterns: tuple[str, ...]
+    samples: tuple[str, ...]
+    versions: str
+    source: str
+    says: Text
+    advice: Text
+
+
+@dataclass(frozen=True)
+class Cause:
+    """`ours`: advice for a run of ours, with values of its plan; `advice`: for anybody's."""
+
+    id: str
+    title: Text
+    advice: Text
+    ours: Text
+    source: str
+
+
+@functools.lru_cache(maxsize=1)
+def signatures() -> tuple[Signature, ...]:
+    """All of them, in a fixed order. Raises KeyError, TypeError or ValueError for an entry of the wrong form."""
+    found = []
+    for path in sorted(FOLDER.glob("*.json")):
+        if path not in (CAUSES, KINDS):
+            found += [_signature(entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=1)
+def causes() -> dict[str, Cause]:
+    entries = json.loads(CAUSES.read_text(encoding="utf-8"))
+    return {e["id"]: Cause(e["id"], Text.of(e["title"]), Text.of(e.get("advice")), Text.of(e.get("ours")), e["source"]) for e in entries}
+
+
+@functools.lru_cache(maxsize=1)
+def kinds() -> dict[str, Text]:
+    return {entry["id"]: Text.of(entry["advice"]) for entry in json.loads(KINDS.read_text(encoding="utf-8"))}
+
+
+def _signature(entry: dict[str, Any]) -> Signature:
+    return Signature(
+        id=entry["id"],
+        cause=entry["cause"],
+        role=EVIDENCE if entry["role"] == "warn" else entry["role"],
+        patterns=tuple(entry["patterns"]),
+        samples=tuple(entry["samples"]),
+        versions=entry["versions"],
+        source=entry["source"],
+        says=Text.of(entry["says"]),
+        advice=Text.of(entry.get("advice")),
+    )

@@ -1,0 +1,241 @@
+"""Which of all that was found is the cause: the role decides (what broke, before who waited for it), then time, then rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from training.diagnose import progress
+from training.diagnose.catalogue import CASCADE, EVIDENCE, NONE, ROOT, UNKNOWN, VICTIM, WEAK, Signature
+from training.diagnose.line import Line
+from training.diagnose.story import Hit, Story
+from training.diagnose.traceback import Traceback
+
+PEER_DIED, NAN = "peer_died", "nan_loss"  # who trains on NaN may well come to the end
+OUTSIDE = {"interrupted", "preempted"}  # how a run is ended by others
+OWN = "own"  # our own verdict, or the error file of a rank: nothing is guessed
+UNLISTED = "unlisted"  # an exception that the catalogue does not know
+CUT = "cut"  # the log ends in the middle of it
+LOST = "lost"  # a cascade that tells nothing but that somebody has gone
+ABORTED = "aborted"  # how a process ends after that
+ORDER = (OWN, ROOT, UNLISTED, WEAK, VICTIM, CASCADE, LOST, ABORTED, CUT)
+CONFIDENCE = dict.fromkeys(ORDER, "low") | {OWN: "high", ROOT: "high"} | dict.fromkeys((UNLISTED, WEAK, VICTIM), "medium")
+# How often a count must grow after a failure that it was none. A program that dies of an exception may still have a full buffer to
+# print (8 KiB), so that what was merely logged needs less.
+GROWN_LOGGED, GROWN_THROWN = 2, 3
+BUFFER = 16 << 10
+NEAR = 2048  # bytes: the ranks of one start do not begin at one moment
+TABLE = 4  # lines between a rank in torchrun's table and how it ended
+SOON = 120  # lines: what a rank says after the root is of it
+
+
+@dataclass
+class Event:
+    """Something that may be the cause."""
+
+    cause: str
+    role: str
+    line: Line
+    rank: int | None
+    time: float | None
+    story: Story | None = None
+    hit: Hit | None = None
+    thrown: Traceback | None = None
+    text: str = ""
+
+    @property
+    def signature(self) -> Signature | None:
+        return self.hit.signature if self.hit else None
+
+    @property
+    def length(self) -> int:
+        """Of the text that was recognised: of two on one line the longer one says more."""
+        return self.hit.length if self.hit else 0
+
+    @property
+    def where(self) -> str | None:
+        return self.thrown.where if self.thrown else None
+
+
+@dataclass
+class Judgement:
+    cause: str
+    rank: int | None = None
+    event: Event | None = None
+    confidence: str = "high"
+    also: list[str] = field(default_factory=list)
+    recovered: list[Event] = field(default_factory=list)  # what looked like a failure, and training went on
+
+
+def judge(stories: Sequence[Story], own: Sequence[Event] = ()) -> Judgement:
+    """`own`: what structured files say."""
+    alive: list[Event] = [e for e in own if e.cause != UNKNOWN]
+    recovered: list[Event] = []
+    for story in stories:
+        for event in _events(story):
+            (recovered if _went_on(story, event) else alive).append(event)
+    alive = _without_ends(_without_followers(alive))
+    if not alive and own:
+        alive = list(own)
+    if not alive:
+        return _nothing(stories, recovered)
+    best = _begin(_first(alive), recovered)
+    also = dict.fromkeys(e.cause for e in sorted(alive, key=lambda e: ORDER.index(e.role)) if e.cause not in (best.cause, UNKNOWN, NONE))
+    return Judgement(best.cause, _rank(best, alive, stories), best, CONFIDENCE[best.role], list(also), recovered)
+
+
+def _events(story: Story) -> list[Event]:
+    events = [
+        Event(h.signature.cause, _role(h), h.line, h.rank, h.time, story, h, h.thrown)
+        for h in story.hits
+        if h.signature.role != EVIDENCE and not (h.thrown and h.thrown.harmless)
+    ]
+    listed = {id(h.thrown) for h in story.hits if h.thrown}
+    for one in story.tracebacks:
+        if one.harmless or id(one) in listed:
+            continue
+        line = one.end or one.start
+        role = UNLISTED if one.end else CUT
+        events.append(Event(UNKNOWN, role, line, one.rank, story.time_at(line.offset), story, None, one))
+    if story.cards:
+        line, cause, rank = story.cards[-1]
+        events.append(Event(cause, OWN, line, rank, story.time_at(line.offset), story))
+    return events
+
+
+def _role(hit: Hit) -> str:
+    if hit.signature.role != CASCADE:
+        return hit.signature.role
+    return {UNKNOWN: ABORTED, PEER_DIED: LOST}.get(hit.signature.cause, CASCADE)
+
+
+def _went_on(story: Story, event: Event) -> bool:
+    """Whether training went on after it in the same log."""
+    offset = event.thrown.last if event.thrown else event.line.offset
+    if story.ends_well > max(offset, story.failed) and event.cause != NAN:
+        return True
+    if event.line.offset < story.started - NEAR:
+        return True  # of an earlier start in the same log
+    grown = progress.rises_after(story.marks, offset, event.time)
+    if event.thrown is None:
+        return grown >= GROWN_LOGGED
+    if not progress.began_before(story.marks, event.line.offset) and progress.may_be_late(story.marks, offset, BUFFER):
+        return event.line.rank is not None and story.failed < offset  # its launcher would have said that it failed
+    timed = event.time is not None and any(m.time is not None and m.time > event.time for m in story.marks)
+    return grown >= (GROWN_LOGGED if timed else GROWN_THROWN) and story.failed < story.marks[-1].offset
+
+
+def _begin(best: Event, overcome: Sequence[Event]) -> Event:
+    """The first one of a row: a loss that stays NaN counts on, and is not overcome by that."""
+    story = best.story
+    if best.cause != NAN or best.thrown or story is None:
+        return best
+    row = sorted(
+        (e for e in overcome if e.story is story and e.cause == NAN and e.line.offset < best.line.offset), key=lambda e: -e.line.offset
+    )
+    told = {e.line.offset for e in row} | {best.line.offset}
+    for event in row:
+        if any(event.line.offset < m.offset < best.line.offset and m.offset not in told for m in story.marks):
+            break
+        best = event
+    return best
+
+
+def _without_followers(events: list[Event]) -> list[Event]:
+    """Without exceptions of the user's code that a known cause has led to: in the same chain, or soon after it in the same rank."""
+    known = [e for e in events if e.role in (ROOT, OWN)]
+    listed = [e for e in events if e.hit]
+    kept = []
+    for event in events:
+        if event.role in (UNLISTED, CUT):
+            chain = event.thrown.first() if event.thrown else None
+            if any(e.thrown and e.thrown.first() is chain for e in listed):  # a wrapper says less
+                continue
+            if any(_follows(event, e) for e in known):
+                continue
+        kept.append(event)
+    return kept
+
+
+def _without_ends(events: list[Event]) -> list[Event]:
+    """Without a stop from outside (Ctrl-C, a time limit) where something had failed in the same log before it."""
+    broke = [e for e in events if e.role in (OWN, ROOT, UNLISTED, WEAK, VICTIM) and e.cause not in OUTSIDE]
+    return [e for e in events if e.cause not in OUTSIDE or not any(b.story is e.story and b.line.offset < e.line.offset for b in broke)]
+
+
+def _follows(event: Event, root: Event) -> bool:
+    if event.story is not root.story or (event.rank is not None and root.rank is not None and event.rank != root.rank):
+        return False
+    return 0 <= event.line.number - root.line.number <= SOON
+
+
+def _first(events: Sequence[Event]) -> Event:
+    role = min((e.role for e in events), key=ORDER.index)
+    same = [e for e in events if e.role == role]
+    if all(e.time is not None for e in same):
+        return min(same, key=lambda e: (e.time, e.line.offset, -e.length))
+    firsts: dict[int, Event] = {}
+    for event in same:
+        mine = firsts.setdefault(id(event.story), event)
+        if (event.line.offset, -event.length) < (mine.line.offset, -mine.length):
+            firsts[id(event.story)] = event
+    infinite = float("inf")
+    return min(firsts.values(), key=lambda e: (e.time if e.time is not None else infinite, e.rank if e.rank is not None else infinite))
+
+
+def _rank(best: Event, events: Sequence[Event], stories: Sequence[Story]) -> int | None:
+    """Who failed first. Of a text without a rank its log's name tells it, then who started it, then torchrun's first failure."""
+    story = best.story
+    near = [r for r in story.reported if abs(r.line.number - best.line.number) <= TABLE] if story else []
+    if near and best.rank is None:
+        return min(near, key=lambda r: abs(r.line.number - best.line.number)).rank
+    if best.role in (VICTIM, CASCADE, LOST):
+        return _missing(best, events, stories)
+    if best.rank is not None or story is None:
+        return best.rank
+    if story.source.rank is not None:
+        return story.source.rank
+    before = [rank for offset, rank in story.spawned if offset < best.line.offset]
+    if (best.thrown and before) or len(story.spawned) == 1:
+        return before[-1] if before else story.spawned[0][1]
+    # Lines of C++ and of the kernel have no prefix; the exception that follows has.
+    broken = [e for e in events if e.rank is not None and e.role in (ROOT, WEAK, UNLISTED) and e.story is story]
+    same = [e for e in broken if e.cause == best.cause] or [e for e in broken if e.thrown and e.line.offset > best.line.offset]
+    if same:
+        return min(same, key=lambda e: e.line.offset).rank
+    first = [r for r in story.reported if r.root and r.line.offset > best.line.offset]
+    return first[0].rank if first else None
+
+
+def _missing(best: Event, events: Sequence[Event], stories: Sequence[Story]) -> int | None:
+    """Of a group in which all wait: who has asked for the fewest collectives, else the only one that says nothing of it."""
+    if best.hit and best.hit.groups.get("rank", "").isdigit():
+        return int(best.hit.groups["rank"])
+    enqueued: dict[int, int] = {}
+    for story in stories:
+        enqueued |= story.enqueued
+    if len(set(enqueued.values())) > 1:
+        lowest = min(enqueued.values())
+        who = [rank for rank, number in enqueued.items() if number == lowest]
+        if len(who) == 1:
+            return who[0]
+    world = next((s.world for s in stories if s.world), None)
+    waiting = {
+        e.rank if e.rank is not None else e.story.source.rank if e.story else None for e in events if e.role in (VICTIM, CASCADE, LOST)
+    } - {None}
+    if world and len(waiting) == world - 1 and all(w is not None and w < world for w in waiting):
+        return next(iter(set(range(world)) - waiting), None)  # type: ignore[arg-type]
+    return None
+
+
+def _nothing(stories: Sequence[Story], recovered: list[Event]) -> Judgement:
+    for story in stories:
+        last = max((m.offset for m in story.marks), default=-1)
+        if story.failed > max(last, story.ends_well):
+            if recovered:  # one of them was none after all
+                best = _first(recovered)
+                return Judgement(best.cause, _rank(best, recovered, stories), best, "low")
+            line = next(line for line in story.lines if line.offset == story.failed)
+            rank = next((r.rank for r in story.reported if r.root), None)
+            return Judgement(UNKNOWN, rank, Event(UNKNOWN, CUT, line, rank, None, story), "low")
+    return Judgement(NONE, recovered=recovered)

@@ -1,0 +1,116 @@
+"""What stands around a line's own words: who says it (a prefix of the launcher), and when."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from dataclasses import dataclass
+
+SHOWN = 400  # characters of a line
+
+# Prefixes, as launchers put them before the lines of a rank. `rank`: the number is one of a rank (of a node with one rank a task).
+PREFIXES = tuple(
+    re.compile(pattern, re.ASCII)
+    for pattern in (
+        r"\[(?:rank|Rank|RANK|default|local_rank)[ :=]*(?P<rank>\d{1,5})\]:? ?",  # torch, torchrun --tee, Lightning
+        r"\((?:rank|Rank|RANK|local_rank)[ :=]*(?P<rank>\d{1,5})\):? ?",
+        r"(?:rank|Rank|RANK)[ _=]?(?P<rank>\d{1,5}) ?(?:[:|>]|- ) ?",
+        r"\[\d{1,4},(?P<rank>\d{1,5})\]<std(?:out|err|diag)>: ?",  # mpirun --tag-output
+        r"\[(?P<rank>\d{1,4})\](?=:? +\S):? +",  # mpirun -l
+        r"(?P<rank>\d{1,4}): ",  # srun -l
+        r"\[(?:node|host|worker)[-_ ]?\d+\][: ] ?",
+        r"(?:node|host|worker|gpu|compute|ip|trainer|master|launcher)[\w.-]{0,40} *(?::|\|) ",  # pdsh, docker compose
+        r"\d{1,3}(?:\.\d{1,3}){3}: ",
+        r"\[(?:pod|container)/[^\]]{1,120}\] ",
+        r"\((?:[A-Za-z_]\w{0,40}) (?:pid=\d+)(?:, ip=[\d.]+)?\) ",  # Ray
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)? (?:std(?:out|err) [FP] )?",  # containers
+    )
+)
+SPEAKER = re.compile(
+    r"^(?:\[[^\]]{0,60}\] ?:?){0,2}\[(?:Rank|rank|RANK)[ :=]*(\d{1,5})\]"  # [E ProcessGroupNCCL.cpp:475] [Rank 1]
+    r"|^\S+:\d+:\d+ \[(\d{1,3})\] NCCL"  # host:pid:thread [device]
+    r"|error: \S+: tasks? (\d{1,5}): "  # srun
+)
+TIMES = (
+    re.compile(
+        r"(?P<Y>\d{4})[-/](?P<m>\d\d)[-/](?P<d>\d\d)[T _](?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)(?:[.,](?P<f>\d{1,9}))?(?P<z>Z|[+-]\d\d:\d\d)?"
+    ),
+    re.compile(r"\b[IWEF](?P<m>\d\d)(?P<d>\d\d) (?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)(?:\.(?P<f>\d{1,9}))?"),  # glog: no year
+    re.compile(r"\b(?P<b>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<d>\d{1,2}) (?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)"),  # syslog
+)
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+BOX = re.compile(r"^[│|┃] ?(.*?) *[│|┃]$")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One segment of a log. `number`: of its line, from 1; `offset`: where it begins, in bytes."""
+
+    number: int
+    text: str  # without its prefixes
+    rank: int | None  # as its prefix tells
+    raw: str
+    offset: int
+
+
+def split(raw: str) -> tuple[str, int | None]:
+    """(a line without its prefixes, the rank that they tell)."""
+    text, rank = raw, None
+    for _ in range(4):  # node: [rank1]: 2024-…
+        for prefix in PREFIXES:
+            if found := prefix.match(text):
+                break
+        else:
+            break
+        if rank is None and "rank" in prefix.groupindex:
+            rank = int(found["rank"])
+        text = text[found.end() :]
+    if boxed := BOX.match(text):  # a traceback in a frame (rich)
+        text = boxed[1]
+    return text, rank
+
+
+def decoded(data: bytes) -> str:
+    for encoding in ("utf-8", "gb18030"):
+        try:
+            return data.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+    return data.decode("utf-8", "replace")
+
+
+def shown(text: str, middle: int = 0) -> str:
+    """A line for people: cut around its decisive place when it is very long."""
+    text = text.rstrip()
+    if len(text) <= SHOWN:
+        return text
+    start = max(0, min(middle - SHOWN // 4, len(text) - SHOWN))
+    return f"{'…' if start else ''}{text[start : start + SHOWN]}{'…' if start + SHOWN < len(text) else ''}"
+
+
+def said_by(text: str) -> int | None:
+    """The rank that says a line, or of which a launcher says it, in its own words."""
+    found = SPEAKER.search(text)
+    return int(next(g for g in found.groups() if g is not None)) if found else None
+
+
+def time_of(raw: str) -> float | None:
+    """When a line was written, in seconds; without a time zone those of UTC, so good to compare lines of one cluster. Dates without
+    a year belong to the current one."""
+    head = raw[:120]
+    for pattern in TIMES:
+        if found := pattern.search(head):
+            part = found.groupdict()
+            month = MONTHS.index(part["b"]) + 1 if part.get("b") else int(part["m"])
+            year = int(part["Y"]) if part.get("Y") else datetime.date.today().year
+            hour, minute, second = (int(part[name]) for name in "HMS")
+            try:
+                moment = datetime.datetime(year, month, int(part["d"]), hour, minute, second, tzinfo=datetime.timezone.utc)
+            except ValueError:
+                return None
+            zone = part.get("z")
+            if zone and zone != "Z":
+                sign = 1 if zone[0] == "+" else -1
+                moment -= sign * datetime.timedelta(hours=int(zone[1:3]), minutes=int(zone[4:6]))
+            return moment.timestamp() + float(f"0.{part.get('f') or 0}")
+    return None

@@ -1,0 +1,82 @@
+"""Signs that training goes on: a failure after which it goes on was none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+COUNTED = re.compile(
+    r"(?P<name>\b(?:global[_ ]step|steps?|iter(?:ation)?s?|it|updates?|num_updates|batch|epochs?|ep|train_step)\b)"
+    r"[\"']?\W{0,4}(?P<number>\d[\d,]*)"
+    r"|(?P<bar>\d+)%\|[^|]*\| *(?P<done>\d+)/|[\[ ](?P<of>\d+) ?/ ?\d+\b",
+    re.I,
+)
+LOOKS_LIKE_TRAINING = re.compile(
+    r"\b(?:loss|lr|ppl|acc\w*|tok\w*/s\w*|mfu|eta|wps|grad_?norm|samples?/s\w*|bpb|psnr|reward|it/s|s/it|tok/sec|elapsed|dt|time)\b|it/s|s/it|\d%\|"
+    r"|\d/\d|损失|学习率",
+    re.I,
+)
+FINISHED = re.compile(
+    r"\b(?:training|train|run|job|fine-?tuning|trainer\.fit|experiment|optimi[sz]ation|all epochs|pretraining)\b[^.:]{0,40}"
+    r"\b(?:completed?|finished|done|succeeded|successful(?:ly)?|is over|ended)\b|^\d+ epochs completed in "
+    r"|`?Trainer\.fit`? stopped: |max_(?:epochs|steps)=\d+`? reached|exited with code 0\b|训练(?:完成|结束)",
+    re.I,
+)
+NOT_FINISHED = re.compile(r"\b(?:not|never|before|until|fail\w*|error|after|unless|when|will be)\b", re.I)
+
+
+@dataclass(frozen=True)
+class Mark:
+    offset: int
+    name: str
+    number: int
+    time: float | None
+
+
+def marks(text: str, offset: int, time: float | None) -> list[Mark]:
+    """Everything in a line that counts."""
+    if len(text) > 2000 or not LOOKS_LIKE_TRAINING.search(text):
+        return []
+    found = []
+    for one in COUNTED.finditer(text):
+        if one["bar"] is not None:
+            found.append(Mark(offset, "bar", int(one["done"]), time))
+        elif one["of"] is not None:
+            found.append(Mark(offset, "of", int(one["of"]), time))
+        else:
+            found.append(Mark(offset, one["name"].lower(), int(one["number"].replace(",", "")), time))
+    return found[:8]
+
+
+def is_end(text: str) -> bool:
+    return len(text) < 300 and bool(FINISHED.search(text)) and not NOT_FINISHED.search(text)
+
+
+def rises_after(marks: Sequence[Mark], offset: int, time: float | None) -> int:
+    """How often a count has grown in what was written after `offset`. What a full buffer brings late tells its own, earlier time."""
+    highest: dict[str, int] = {}
+    grown: dict[str, int] = {}
+    for m in marks:
+        if m.offset < offset:
+            continue
+        if time is not None and m.time is not None and m.time < time:
+            continue
+        if m.name not in highest:
+            highest[m.name] = m.number
+            grown[m.name] = 1
+        elif m.number > highest[m.name]:
+            highest[m.name] = m.number
+            grown[m.name] += 1
+    return max(grown.values(), default=0)
+
+
+def may_be_late(marks: Sequence[Mark], offset: int, most: int) -> bool:
+    """Whether all that follows may have been printed before and have stood in a buffer: no bar (bars are not held back), no time of
+    its own, not more than a buffer holds."""
+    after = [m for m in marks if m.offset >= offset]
+    return all(m.name != "bar" and m.time is None for m in after) and bool(after) and after[-1].offset - offset < most
+
+
+def began_before(marks: Sequence[Mark], offset: int) -> bool:
+    return any(m.offset < offset for m in marks)

@@ -1,0 +1,193 @@
+"""Logs as they lie on disks: any encoding, packed, still written, a folder of them. Everything else sees whole lines of bytes."""
+
+from __future__ import annotations
+
+import bisect
+import codecs
+import contextlib
+import gzip
+import itertools
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from training.errors import Exit, Problem, UserError
+
+CHUNK = 1 << 20  # bytes
+HEAD = 4096
+MOST_FILES = 4096  # of a folder
+COLOUR = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
+LINE_END = re.compile(rb"[\r\n]")
+NO_LOGS = {".json", ".jsonl", ".py", ".pyc", ".yaml", ".yml", ".html", ".md", ".csv", ".sh", ".toml", ".cfg", ".argv", ".env", ".stacks"}
+NO_FOLDERS = {"checkpoints", "tb_logger", "wandb", "hangs", "heartbeat"}
+ERROR_FILE = re.compile(r"error\.json$")  # torch's (TORCHELASTIC_ERROR_FILE) and ours
+BOMS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+
+
+class Chunk:
+    """Whole lines, without colours. `offset`: where it begins in the file; `line`: the number of its first line."""
+
+    def __init__(self, raw: bytes, offset: int, line: int) -> None:
+        self.raw, self.offset, self.line = raw, offset, line
+        self.data = COLOUR.sub(b"", raw) if b"\x1b" in raw else raw
+        self._ends: tuple[list[int], list[int], list[int]] | None = None
+
+    def place(self, position: int) -> tuple[int, int]:
+        """(line number, offset in the file) of the segment with this position of `data`; a segment begins after \\n or \\r."""
+        if self._ends is None:  # most chunks are never asked
+            ends = [m.start() for m in LINE_END.finditer(self.data)]
+            raw = ends if self.raw is self.data else [m.start() for m in LINE_END.finditer(self.raw)]
+            lines = list(itertools.accumulate((self.data[end] == 10 for end in ends), initial=0))
+            self._ends = ends, raw, lines
+        ends, raw, lines = self._ends
+        number = bisect.bisect_left(ends, position)
+        return self.line + lines[number], self.offset + (raw[number - 1] + 1 if number else 0)
+
+
+class Source:
+    """One log. `name`: as the user knows it; `rank`: when that name tells it."""
+
+    def __init__(self, path: Path | None, rank: int | None = None) -> None:
+        self.path, self.rank = path, rank
+        self.name = str(path) if path else "standard input"
+        self.file = _opened(path)
+
+    def chunks(self) -> Iterator[Chunk]:
+        self.file.seek(0)
+        offset, line, rest = 0, 1, b""
+        while block := self.file.read(CHUNK):
+            raw = rest + block
+            cut = 1 + max(raw.rfind(b"\n"), raw.rfind(b"\r", 0, -1))  # a \r at the very end may be half of \r\n
+            if not cut and len(raw) < 4 * CHUNK:
+                rest = raw
+                continue
+            raw, rest = (raw[:cut], raw[cut:]) if cut else (raw, b"")
+            yield Chunk(raw, offset, line)
+            offset, line = offset + len(raw), line + raw.count(b"\n")
+        if rest:
+            yield Chunk(rest, offset, line)
+
+    def window(self, offset: int, before: int, after: int) -> tuple[bytes, bytes]:
+        """What stands before and from `offset` on, in bytes, without colours; cut at most at its outer ends."""
+        start = max(0, offset - before)
+        self.file.seek(start)
+        head = self.file.read(offset - start)
+        return COLOUR.sub(b"", head), COLOUR.sub(b"", self.file.read(after))
+
+    def size(self) -> int:
+        return os.fstat(self.file.fileno()).st_size
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def _opened(path: Path | None) -> IO[bytes]:
+    """A seekable file of text whose lines end in \\n: the log itself where it is one, else a temporary copy."""
+    file: IO[bytes] = path.open("rb") if path else sys.stdin.buffer
+    if path:
+        head = file.read(HEAD)
+        file.seek(0)
+        if head.startswith(b"\x1f\x8b"):
+            with file, gzip.open(file) as unpacked:
+                return _copy(unpacked)  # type: ignore[arg-type]
+        encoding = _wide(head)
+        if encoding:
+            with file:
+                return _narrow(file, encoding)
+        return file
+    copy = _copy(file)
+    encoding = _wide(copy.read(HEAD))
+    copy.seek(0)
+    return _narrow(copy, encoding) if encoding else copy
+
+
+def _copy(file: IO[bytes]) -> IO[bytes]:
+    copy = tempfile.TemporaryFile()  # noqa: SIM115  it is the source's own, closed with it
+    with contextlib.suppress(EOFError):  # packed, and cut in the middle: what there is, is a log too
+        shutil.copyfileobj(file, copy, CHUNK)
+    copy.seek(0)
+    return copy
+
+
+def _wide(head: bytes) -> str | None:
+    """The encoding of a text with two bytes a character, as Windows shells write it."""
+    for bom, encoding in BOMS.items():
+        if head.startswith(bom):
+            return encoding if encoding.startswith("utf-16") else None
+    for start, encoding in ((1, "utf-16-le"), (0, "utf-16-be")):
+        half = head[start::2]
+        if len(half) > 8 and half.count(0) > 0.7 * len(half):
+            return encoding
+    return None
+
+
+def _narrow(file: IO[bytes], encoding: str) -> IO[bytes]:
+    decoder = codecs.getincrementaldecoder(encoding)("replace")
+    copy = tempfile.TemporaryFile()  # noqa: SIM115
+    while block := file.read(CHUNK):
+        copy.write(decoder.decode(block).encode("utf-8", "replace"))
+    copy.seek(0)
+    return copy
+
+
+RANK_IN_NAME = (
+    re.compile(r"(?:^|[^a-z])(?:global_?)?rank[-_ ]?(\d+)(?!\d)", re.I),
+    re.compile(r"attempt_\d+/(\d+)/(?:stdout|stderr|error)"),
+    re.compile(r"(?:^|/)(\d+)/(?:stdout|stderr)(?:\.log)?$"),
+    re.compile(r"(?:^|/)\d+[._](\d+)\.(?:out|err|log)$"),  # %j_%t
+    re.compile(r"slurm-\d+[._](\d+)\.(?:out|err)$"),
+    re.compile(r"[-_.]task[-_]?(\d+)", re.I),
+)
+
+
+RANK_ALONE = re.compile(r"(?:^|/)(?:log[-_.]?)?(?:global[-_])?rank[-_.]?(\d+)(?:\.\w+)*$", re.I)
+
+
+def rank_of(name: str, *, alone: bool = False) -> int | None:
+    """As a log's name tells it. `alone`: it is the only one, so that a number in its name may mean anything."""
+    if alone:
+        found = RANK_ALONE.search(name)
+        return int(found[1]) if found else None
+    return next((int(m[1]) for p in RANK_IN_NAME if (m := p.search(name))), None)
+
+
+def logs_in(folder: Path) -> tuple[list[Path], list[Path]]:
+    """(logs, files of torch or ours that tell an error) below a folder; what is no text is left out."""
+    logs: list[Path] = []
+    errors: list[Path] = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(
+            f for f in folders if not f.startswith(".") and f not in ("checkpoints", "tb_logger", "wandb", "hangs", "heartbeat")
+        )
+        for name in sorted(names):
+            path = Path(parent, name)
+            if ERROR_FILE.search(name):
+                errors.append(path)
+            elif path.suffix.lower() not in NO_LOGS and path.is_file() and _is_text(path):
+                logs.append(path)
+    return logs[:MOST_FILES], errors[:MOST_FILES]
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD)
+    except OSError:
+        return False
+    return bool(head) and (head.startswith(b"\x1f\x8b") or _wide(head) is not None or b"\0" not in head)
+
+
+def missing(paths: list[Path]) -> UserError | None:
+    """What can not be read, all of it at once."""
+    problems = []
+    for path in paths:
+        if not path.exists():
+            problems.append(Problem(f"{path} does not exist", "a log, a folder of logs, a run directory"))
+        elif not os.access(path, os.R_OK):
+            problems.append(Problem(f"{path} can not be read: permission denied"))
+    return UserError(problems, Exit.CONFIG) if problems else None

@@ -1,0 +1,256 @@
+"""What one log tells, read around the places that the scan has found: hits of the catalogue, tracebacks, signs of progress, how the
+launcher says that it ended."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from training.diagnose import catalogue, progress, traceback
+from training.diagnose.catalogue import Signature
+from training.diagnose.line import Line, decoded, said_by, split, time_of
+from training.diagnose.scan import Place, Places, compiled, recognised
+from training.diagnose.source import Source
+from training.diagnose.traceback import NEW_MESSAGE, Traceback
+
+AROUND = 16 << 10  # bytes read before and after a place
+HEAD, TAIL = 16 << 10, 128 << 10
+MOST_WINDOWS = 400
+MESSAGE_LINES = 12  # of an exception
+NO_FAILURE = "NCCL INFO"  # NCCL tells there what it tries
+WORLD = re.compile(
+    r"(?:world[_ -]?size|num_processes|nproc[_-]per[_-]node|WORLD_SIZE|nranks|num_ranks|n_gpus|with (?=\d+ processes))\W{0,4}(\d{1,5})\b",
+    re.I,
+)
+REPORTED = re.compile(r"rank {1,10}: (\d+) \(local_rank: (\d+)\)")
+STATUS = re.compile(r"exitcode {1,10}: (-?\d+)")
+ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d+)|last enqueued: (\d+)")
+SPAWNED = re.compile(r"-- Process (\d+) terminated")
+CARD = re.compile(r"  Cause      ([a-z_]+): (.*)")
+CARD_WHO = re.compile(r"  Who        rank (\d+)")
+START = re.compile(
+    r"^nohup: ignoring input|Setting OMP_NUM_THREADS environment variable|\[runner\.py:\d+:\w+\] |\] Setting ds_accelerator to"
+)
+FAILED_END = re.compile(
+    r"ChildFailedError|CalledProcessError|exits with return code = -?[1-9]|ProcessRaisedException|ProcessExitedException"
+    r"|[Ee]xited with (?:exit )?code -?[1-9]|Segmentation fault|core dumped|Root Cause \(first observed failure\)"
+    r"|failed \(exitcode: -?[1-9]|returned non-zero exit status|Sending process \d+ closing signal|Aborted|Terminated|Killed"
+)
+
+
+@dataclass
+class Hit:
+    """A text of the catalogue in a log."""
+
+    signature: Signature
+    line: Line
+    groups: dict[str, str]
+    start: int  # where in the line
+    length: int  # of what was recognised
+    rank: int | None
+    time: float | None
+    thrown: Traceback | None = None
+
+
+@dataclass
+class Reported:
+    """A rank in torchrun's own table."""
+
+    rank: int
+    local: int
+    status: int | None
+    line: Line
+    root: bool
+
+
+@dataclass
+class Story:
+    source: Source
+    lines: list[Line]
+    hits: list[Hit] = field(default_factory=list)
+    tracebacks: list[Traceback] = field(default_factory=list)
+    marks: list[progress.Mark] = field(default_factory=list)
+    reported: list[Reported] = field(default_factory=list)
+    enqueued: dict[int, int] = field(default_factory=dict)  # rank → number of the last collective it has asked for
+    spawned: list[tuple[int, int]] = field(default_factory=list)  # (offset, process of mp.spawn)
+    cards: list[tuple[Line, str, int | None]] = field(default_factory=list)  # our own verdicts: (line, cause, rank)
+    world: int | None = None
+    ends_well: int = -1  # offset of the last line that says so
+    failed: int = -1  # offset of the last line in which a launcher or shell says that it failed
+    started: int = -1  # offset of the last line that a launcher prints at its start, after it had failed before
+
+    def time_at(self, offset: int) -> float | None:
+        """That of the last line before it that has one."""
+        return next((t for o, t in reversed(self._times) if o <= offset), None)
+
+    _times: list[tuple[int, float]] = field(default_factory=list)
+
+
+def read(source: Source, places: Places) -> Story:
+    lines = _lines(source, places)
+    story = Story(source, lines)
+    for line in lines:
+        _take(story, line)
+    story.tracebacks = traceback.read(lines)
+    story.reported = _reported(lines)
+    _cards(story)
+    quoted = {offset for t in story.tracebacks for offset in t.code if not (t.asserted and t.asserted.offset == offset)}
+    by_offset: dict[int, list[str]] = {}
+    for place in places.found:
+        by_offset.setdefault(place.offset, []).append(place.key)
+    known = _known()
+    for line in lines:
+        for key in dict.fromkeys(by_offset.get(line.offset, ())):
+            if key in known and line.offset not in quoted and NO_FAILURE not in line.raw and (hit := _hit(story, line, key)):
+                story.hits.append(hit)
+    _by_frame(story)
+    return story
+
+
+def _by_frame(story: Story) -> None:
+    """An exception that says nothing by itself is known by the place that raised it: `EOFError:  at …/torch/serialization.py:1886`."""
+    said = {id(hit.thrown) for hit in story.hits}
+    for one in story.tracebacks:
+        if one.end and one.frames and id(one) not in said:
+            text = f"{one.type}: {one.text} at {one.frames[-1]}"
+            for signature in recognised(text)[:1]:
+                story.hits.append(Hit(signature, one.end, {}, 0, len(text), one.rank, story.time_at(one.end.offset), one))
+
+
+@functools.lru_cache(maxsize=1)
+def _known() -> dict[str, Signature]:
+    return {s.id: s for s in catalogue.signatures()}
+
+
+def _hit(story: Story, line: Line, key: str) -> Hit | None:
+    signature = _known()[key]
+    for text in (line.text, line.raw):
+        data = text.encode("utf-8", "replace")
+        for pattern in signature.patterns:
+            if found := compiled(pattern).search(data):
+                groups = {_text(name): _text(value) for name, value in found.groupdict().items() if value is not None}
+                thrown = _thrown(story.tracebacks, story.lines, line)
+                own = int(groups["rank"]) if groups.get("rank", "").isdigit() else None
+                rank = own if own is not None else line.rank
+                if rank is None and thrown:
+                    rank = thrown.rank
+                if rank is None:
+                    rank = said_by(line.text)
+                start = len(data[: found.start()].decode("utf-8", "replace"))
+                return Hit(signature, line, groups, start, found.end() - found.start(), rank, story.time_at(line.offset), thrown)
+    return None
+
+
+def _thrown(tracebacks: Sequence[Traceback], lines: Sequence[Line], line: Line) -> Traceback | None:
+    """The traceback whose exception this line tells, or a later line of its message."""
+    for one in tracebacks:
+        if one.asserted is line or (one.end and one.end.offset == line.offset):
+            return one
+        if one.end and one.end.offset < line.offset and line.number - one.end.number <= MESSAGE_LINES and one.rank == line.rank:
+            between = [x for x in lines if one.end.offset <= x.offset <= line.offset]
+            whole = all(b.number - a.number <= 1 for a, b in itertools.pairwise(between))  # no empty line
+            if whole and not any(NEW_MESSAGE.match(x.text) for x in between[1:] if x.rank == one.rank):
+                return one
+    return None
+
+
+def _take(story: Story, line: Line) -> None:
+    """What a single line tells."""
+    if (time := time_of(line.raw)) is not None:
+        story._times.append((line.offset, time))
+    story.marks += progress.marks(line.text, line.offset, time)
+    if progress.is_end(line.text):
+        story.ends_well = line.offset
+    if FAILED_END.search(line.text):
+        story.failed = line.offset
+    elif START.search(line.text) and (story.failed > story.started):
+        story.started = line.offset
+    if story.world is None and (world := WORLD.search(line.text)):
+        story.world = int(world[1])
+    if found := ENQUEUED.search(line.text):
+        rank = line.rank if line.rank is not None else said_by(line.text)
+        if rank is not None:
+            story.enqueued.setdefault(rank, int(found[1] or found[2]))
+    if spawned := SPAWNED.search(line.text):
+        story.spawned.append((line.offset, int(spawned[1])))
+
+
+def _reported(lines: Sequence[Line]) -> list[Reported]:
+    found: list[Reported] = []
+    root = False
+    for index, line in enumerate(lines):
+        if "Root Cause" in line.text:
+            root = True
+        elif "Other Failures" in line.text:
+            root = False
+        elif rank := REPORTED.search(line.text):
+            status = next((int(m[1]) for after in lines[index : index + 3] if (m := STATUS.search(after.text))), None)
+            found.append(Reported(int(rank[1]), int(rank[2]), status, line, root))
+    return found
+
+
+def _cards(story: Story) -> None:
+    for index, line in enumerate(story.lines):
+        if card := CARD.search(line.raw):
+            who = next((int(m[1]) for after in story.lines[index : index + 3] if (m := CARD_WHO.search(after.raw))), None)
+            story.cards.append((line, card[1], who))
+
+
+def _lines(source: Source, places: Places) -> list[Line]:
+    """The log's head, its end and what stands around the places, in its order; the rest is not read."""
+    wanted = {0: 1} | {p.offset: p.line for p in _fewer(places.found)}
+    spans: list[tuple[int, int, int, int]] = []  # (start, end, a known offset in it, the number of its line)
+    for offset, number in sorted(wanted.items()):
+        start, end = max(0, offset - AROUND), offset + (AROUND if offset else HEAD)
+        if spans and start <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(end, spans[-1][1]), *spans[-1][2:])
+        else:
+            spans.append((start, end, offset, number))
+    tail = max(0, places.size - TAIL)
+    if tail <= spans[-1][1]:
+        spans[-1] = (spans[-1][0], places.size, *spans[-1][2:])
+    else:
+        spans.append((tail, places.size, -1, places.lines))
+    found: list[Line] = []
+    for start, end, offset, number in spans:
+        found += _window(source, start, end, offset, number)
+    return found
+
+
+def _fewer(places: Sequence[Place]) -> Sequence[Place]:
+    if len(places) <= MOST_WINDOWS:
+        return places
+    return [*places[: MOST_WINDOWS // 4], *places[-3 * MOST_WINDOWS // 4 :]]
+
+
+def _window(source: Source, start: int, end: int, offset: int, number: int) -> list[Line]:
+    source.file.seek(start)
+    raw = source.file.read(end - start)
+    known = raw.count(b"\n") if offset < 0 else raw.count(b"\n", 0, offset - start)
+    line = number - known
+    found = []
+    position = start
+    for segment in re.split(rb"(\r\n|\n|\r)", raw):
+        if segment in (b"\n", b"\r\n"):
+            line += 1
+        elif segment.strip():
+            found.append(_line(segment, line, position))
+        position += len(segment)
+    if start and found and found[0].offset == start:
+        del found[0]  # its beginning is cut
+    return found
+
+
+def _line(segment: bytes, number: int, offset: int) -> Line:
+    from training.diagnose.source import COLOUR
+
+    raw = decoded(COLOUR.sub(b"", segment) if b"\x1b" in segment else segment)
+    text, rank = split(raw)
+    return Line(number, text, rank, raw, offset)
+
+
+def _text(data: bytes | str) -> str:
+    return data if isinstance(data, str) else data.decode("utf-8", "replace")

@@ -1,0 +1,88 @@
+"""What a run says of its failure in files that need no guess: ours (failure.json, a rank's error file) and torch's error files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from training.diagnose import scan, source
+from training.diagnose.catalogue import NONE, ROOT, UNKNOWN, causes
+from training.diagnose.judge import OWN, UNLISTED, Event
+from training.diagnose.line import Line, shown
+from training.rundir import RunDir, read_json
+
+ROOT_FOLDERS = 3  # a log may lie that deep in its run: attempt_0/1/stderr.log
+
+
+def run_of(path: Path) -> RunDir | None:
+    """The run of ours that a path belongs to: it is its folder, or lies in it, or is its console's log."""
+    path = path.absolute()
+    for folder in [path, *path.parents][: ROOT_FOLDERS + 1]:
+        if (folder / "plan.json").is_file():
+            return RunDir(folder)
+    return _run_of_console(path) if path.is_file() and path.parent.name == "logs" else None
+
+
+def _run_of_console(log: Path) -> RunDir | None:
+    for plan in sorted((log.parent.parent / "experiments").glob("*/plan.json")):
+        if (read_json(plan) or {}).get("log_file") == str(log):
+            return RunDir(plan.parent)
+    return None
+
+
+def of_run(run: RunDir) -> tuple[dict[str, Any] | None, list[Event]]:
+    """(failure.json where it names a cause, else None; what the ranks have reported)."""
+    failure = read_json(run.failure)
+    if failure and failure.get("cause") in causes() and failure["cause"] not in (UNKNOWN, NONE):
+        return failure, []
+    return None, list(of_files(sorted(run.ranks.glob("rank*.error.json"))))
+
+
+def of_files(paths: Iterable[Path]) -> Iterable[Event]:
+    for path in paths:
+        facts = read_json(path)
+        if not facts:
+            continue
+        text, rank, time = _ours(facts) if "guilty_rank" in facts else _torchs(facts, path)
+        if text:
+            yield _event(text, rank, time, path)
+
+
+def _ours(facts: dict[str, Any]) -> tuple[str, int | None, float | None]:
+    return f"{facts.get('type')}: {facts.get('message')}", facts.get("guilty_rank"), facts.get("time")
+
+
+def _torchs(facts: dict[str, Any], path: Path) -> tuple[str, int | None, float | None]:
+    """torch/distributed/elastic/multiprocessing/errors/error_handler.py: {"message": {"message", "extraInfo": {"timestamp"}}}."""
+    message = facts.get("message")
+    if isinstance(message, str):
+        return message, source.rank_of(str(path)), None
+    if not isinstance(message, dict):
+        return "", None, None
+    more = message.get("extraInfo") or {}
+    try:
+        time = float(more["timestamp"])
+    except (KeyError, TypeError, ValueError):
+        time = None
+    return str(message.get("message", "")), _rank_of_folder(path), time
+
+
+def _rank_of_folder(path: Path) -> int | None:
+    return int(path.parent.name) if path.parent.name.isdigit() else source.rank_of(str(path))
+
+
+def _event(text: str, rank: int | None, time: float | None, path: Path) -> Event:
+    line = Line(_line_of(path, text), shown(text.splitlines()[0] if text else ""), rank, text, 0)
+    known = scan.recognised(text)
+    if not known:
+        return Event(UNKNOWN, UNLISTED, line, rank, time, text=text)
+    role = OWN if known[0].role == ROOT else known[0].role
+    return Event(known[0].cause, role, line, rank, time, text=text)
+
+
+def _line_of(path: Path, text: str) -> int:
+    first = json.dumps(text.splitlines()[0])[1:-1] if text else ""
+    lines = path.read_text(errors="replace").splitlines()
+    return next((number for number, line in enumerate(lines, 1) if first and first in line), 1)

@@ -1,0 +1,133 @@
+"""Tracebacks in a log, also those of several ranks at once, in a frame, one inside the other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from training.diagnose.line import Line
+
+MOST_LINES = 600  # of one traceback; a recursion is cut by Python itself
+OTHERS = 60  # lines of somebody else in the middle of one
+HEAD = re.compile(r"Traceback \(most recent call last\)")
+FRAME = re.compile(
+    r"^\s*(?:[│|] *)?File \"(?P<file>[^\"]+)\", line (?P<line>\d+)|^\s*[│|]? ?[❱>]? ?(?P<rich>/?[\w./~-]+\.py):(?P<at>\d+) in "
+)
+EXCEPTION = re.compile(
+    r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z_]\w*(?:Error|Exception|Interrupt|Exit|Warning|Fault|Failure|Timeout|NotFound|NotFinite|Differ|Died|Abort\w*"
+    r"|Invalid\w*|Missing\w*|Unsupported\w*|Fail\w*)s?|(?:[a-z_]\w*\.)+[A-Z]\w*|[A-Z]\w+Error)(?:: ?(?P<text>.*)|)$"
+)
+BARE = re.compile(r"^(?:KeyboardInterrupt|StopIteration|StopAsyncIteration|GeneratorExit|SystemExit)(?:: ?(?P<text>.*))?$")
+LINKS = ("During handling of the above exception", "The above exception was the direct cause")
+HARMLESS = (
+    "Exception ignored in",
+    "--- Logging error ---",
+    "Exception in thread",
+    "Task exception was never retrieved",
+    "Error in atexit",
+)
+# What can not belong to the message of an exception.
+NEW_MESSAGE = re.compile(
+    r"^(?:\[|[WEIFD]\d{4} |\d{4}-|(?:ERROR|WARNING|INFO|DEBUG|CRITICAL|Traceback|Killed|Aborted|terminate|Sending|wandb)\b"
+    r"|(?:srun|slurmstepd)\S*: |--|====)"
+)
+LIBRARY = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>")
+
+
+@dataclass
+class Traceback:
+    start: Line  # its head
+    end: Line | None = None  # the line of its exception; None: the log ends before
+    type: str = ""
+    text: str = ""
+    frames: list[str] = field(default_factory=list)  # file:line, outermost first
+    code: set[int] = field(default_factory=set)  # offsets of lines that quote source code
+    asserted: Line | None = None  # the quoted line of an assertion that says nothing else
+    before: Traceback | None = None  # the exception from which this one came
+    harmless: bool = False
+    last: int = 0  # the offset of the last line that belongs to it
+
+    @property
+    def rank(self) -> int | None:
+        return self.start.rank
+
+    @property
+    def where(self) -> str | None:
+        """The innermost frame of a file that is no library's."""
+        own = [f for f in self.frames if not any(mark in f for mark in LIBRARY)]
+        return (own or self.frames or [None])[-1]  # type: ignore[list-item]
+
+    def first(self) -> Traceback:
+        return self.before.first() if self.before else self
+
+
+def read(lines: Sequence[Line]) -> list[Traceback]:
+    found: list[Traceback] = []
+    for index, line in enumerate(lines):
+        if HEAD.search(line.text):
+            one = _one(lines, index)
+            one.before, one.harmless = _linked(lines, index, found), _is_harmless(lines, index)
+            one.harmless = one.harmless or bool(one.before and one.before.harmless)
+            found.append(one)
+    return found
+
+
+def _one(lines: Sequence[Line], index: int) -> Traceback:
+    one = Traceback(lines[index], last=lines[index].offset)
+    lead = _lead(lines[index].text)
+    last_quoted: Line | None = None
+    expected, others = False, 0
+    for line in lines[index + 1 : index + MOST_LINES]:
+        if line.rank != one.rank:
+            continue
+        text = line.text
+        if lead and (own := _without(lead, text)) is not None:
+            text = own
+        if frame := FRAME.search(text):
+            one.frames.append(f"{frame['file'] or frame['rich']}:{frame['line'] or frame['at']}")
+            expected, one.last = True, line.offset
+        elif HEAD.search(text):
+            if others or one.frames:
+                break
+        elif not text.strip() or text[0] in " \t│|╭╰+~^" or text.startswith("..."):
+            one.code.add(line.offset)
+            if expected:
+                last_quoted = line
+            expected, one.last = False, line.offset
+        elif (known := EXCEPTION.match(text) or BARE.match(text)) and not text.startswith("raise "):
+            one.end, one.type, one.text = line, (known.groupdict().get("type") or text.partition(":")[0]), known["text"] or ""
+            one.asserted = last_quoted if one.type == "AssertionError" and not one.text.strip() else None
+            one.last = line.offset
+            break
+        elif expected:  # a quoted line whose indent was lost
+            one.code.add(line.offset)
+            last_quoted, expected = line, False
+        else:
+            others += 1
+            if others > OTHERS:
+                break
+    return one
+
+
+def _lead(text: str) -> str:
+    """What somebody's logger puts before every line of a traceback."""
+    return re.sub(r"\d", "0", text[: text.index("Traceback")].lstrip(" ╭─┌|+"))
+
+
+def _without(lead: str, text: str) -> str | None:
+    return text[len(lead) :] if re.sub(r"\d", "0", text[: len(lead)]) == lead else None
+
+
+def _linked(lines: Sequence[Line], index: int, found: list[Traceback]) -> Traceback | None:
+    rank = lines[index].rank
+    near = [line.text for line in lines[max(0, index - 6) : index + 1] if line.rank == rank]
+    if not any(link in text for link in LINKS for text in near):
+        return None
+    return next((t for t in reversed(found) if t.rank == rank), None)
+
+
+def _is_harmless(lines: Sequence[Line], index: int) -> bool:
+    rank = lines[index].rank
+    near = [line.text for line in lines[max(0, index - 2) : index + 1] if line.rank == rank]
+    return any(text.startswith(mark) or f" {mark}" in text[:80] for mark in HARMLESS for text in near)
