@@ -78,7 +78,7 @@ def summary_of(record: dict[str, Any]) -> tuple[str, str, int | None, str]:
         (
             "RuntimeError",
             "DataLoader worker (pid 9) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.",
-            "dataloader_worker_died",
+            "shm_too_small",
         ),
         ("ValueError", "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback …", "unknown"),
         ("RuntimeError", "[…/pair.cc:537] Read error [127.0.0.1]:46811: Connection reset by peer.", "peer_died"),
@@ -148,16 +148,21 @@ def test_a_rank_that_says_nothing(run: RunDir, status: int, text: str) -> None:
     [
         ("what():  CUDA error: uncorrectable ECC error encountered", "gpu_hardware"),
         ("what():  CUDA error: an illegal memory access was encountered", "cuda_device_assert"),
-        ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=54, OpType=ALLREDUCE)", "collective_timeout"),
+        (
+            "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=54, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600011 milliseconds before timing out.",
+            "collective_timeout",
+        ),
         ("free(): invalid pointer", "unknown"),
     ],
 )
 def test_an_aborted_rank_has_said_why(run: RunDir, words: str, expected: str) -> None:
-    run.rank_log(1).write_text(f"an earlier start: CUDA out of memory\nterminate called after …\n{words}\nframe #0: …\n")
-    if expected == "unknown":
-        run.rank_log(1).write_text(words)
-    assert failed(run, ABORT)["cause"] == expected
-    assert failed(run, -signal.SIGKILL)["cause"] == "unknown", "who is killed has no last words: those are of an earlier start"
+    earlier = "an earlier start: RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    run.rank_log(1).write_text(f"{earlier}terminate called after …\n{words}\nframe #0: …\n")
+    since = {run.rank_log(1): len(earlier)}
+    record = failed(run, ABORT, log_from=since)
+    assert record["cause"] == expected and record["summary"].startswith("killed by SIGABRT")
+    assert (f"; it had said: {words}" in record["summary"]) == (expected != "unknown")
+    assert failed(run, -signal.SIGKILL, log_from=since)["cause"] == "unknown", "who is killed has no last words"
 
 
 CARDS = [{"index": n, "uuid": f"GPU-000000a{n}-0000-4000-8000-000000000000", "name": "Card"} for n in (0, 1)]

@@ -12,6 +12,7 @@ from training.diagnose.story import Hit, Story
 from training.diagnose.traceback import Traceback
 
 PEER_DIED, NAN = "peer_died", "nan_loss"  # who trains on NaN may well come to the end
+WRAPPED = "nccl_init"  # `unhandled system error` around whatever NCCL was told
 OUTSIDE = {"interrupted", "preempted"}  # how a run is ended by others
 OWN = "own"  # our own verdict, or the error file of a rank: nothing is guessed
 UNLISTED = "unlisted"  # an exception that the catalogue does not know
@@ -19,6 +20,7 @@ CUT = "cut"  # the log ends in the middle of it
 LOST = "lost"  # a cascade that tells nothing but that somebody has gone
 ABORTED = "aborted"  # how a process ends after that
 ORDER = (OWN, ROOT, UNLISTED, WEAK, VICTIM, CASCADE, LOST, ABORTED, CUT)
+OF_ITSELF = {OWN, ROOT, WEAK, VICTIM}  # tells something of who says it
 CONFIDENCE = dict.fromkeys(ORDER, "low") | {OWN: "high", ROOT: "high"} | dict.fromkeys((UNLISTED, WEAK, VICTIM), "medium")
 # How often a count must grow after a failure that it was none. A program that dies of an exception may still have a full buffer to
 # print (8 KiB), so that what was merely logged needs less.
@@ -97,16 +99,27 @@ def _events(story: Story) -> list[Event]:
         line = one.end or one.start
         role = UNLISTED if one.end else CUT
         events.append(Event(UNKNOWN, role, line, one.rank, story.time_at(line.offset), story, None, one))
+    events = _of_each_line(events)
     if story.cards:
         line, cause, rank = story.cards[-1]
         events.append(Event(cause, OWN, line, rank, story.time_at(line.offset), story))
     return events
 
 
+def _of_each_line(events: list[Event]) -> list[Event]:
+    """Of what is recognised in one line only the best: `CUDA error: out of memory` is no CUDA error of another kind."""
+    best: dict[int, Event] = {}
+    for event in events:
+        other = best.setdefault(event.line.offset, event)
+        if (ORDER.index(event.role), -event.length) < (ORDER.index(other.role), -other.length):
+            best[event.line.offset] = event
+    return list(best.values())
+
+
 def _role(hit: Hit) -> str:
     if hit.signature.role != CASCADE:
         return hit.signature.role
-    return {UNKNOWN: ABORTED, PEER_DIED: LOST}.get(hit.signature.cause, CASCADE)
+    return {UNKNOWN: ABORTED, PEER_DIED: LOST, WRAPPED: LOST}.get(hit.signature.cause, CASCADE)
 
 
 def _went_on(story: Story, event: Event) -> bool:
@@ -172,8 +185,6 @@ def _follows(event: Event, root: Event) -> bool:
 def _first(events: Sequence[Event]) -> Event:
     role = min((e.role for e in events), key=ORDER.index)
     same = [e for e in events if e.role == role]
-    if all(e.time is not None for e in same):
-        return min(same, key=lambda e: (e.time, e.line.offset, -e.length))
     firsts: dict[int, Event] = {}
     for event in same:
         mine = firsts.setdefault(id(event.story), event)

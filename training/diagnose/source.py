@@ -50,16 +50,16 @@ class Chunk:
 
 
 class Source:
-    """One log. `name`: as the user knows it; `rank`: when that name tells it."""
+    """One log. `name`: as the user knows it; `rank`: when that name tells it; nothing from before the byte `since` is read."""
 
-    def __init__(self, path: Path | None, rank: int | None = None) -> None:
-        self.path, self.rank = path, rank
+    def __init__(self, path: Path | None, rank: int | None = None, since: int = 0) -> None:
+        self.rank, self.since = rank, since
         self.name = str(path) if path else "standard input"
         self.file = _opened(path)
 
     def chunks(self) -> Iterator[Chunk]:
-        self.file.seek(0)
-        offset, line, rest = 0, 1, b""
+        self.file.seek(self.since)
+        offset, line, rest = self.since, 1, b""
         while block := self.file.read(CHUNK):
             raw = rest + block
             cut = 1 + max(raw.rfind(b"\n"), raw.rfind(b"\r", 0, -1))  # a \r at the very end may be half of \r\n
@@ -71,13 +71,6 @@ class Source:
             offset, line = offset + len(raw), line + raw.count(b"\n")
         if rest:
             yield Chunk(rest, offset, line)
-
-    def window(self, offset: int, before: int, after: int) -> tuple[bytes, bytes]:
-        """What stands before and from `offset` on, in bytes, without colours; cut at most at its outer ends."""
-        start = max(0, offset - before)
-        self.file.seek(start)
-        head = self.file.read(offset - start)
-        return COLOUR.sub(b"", head), COLOUR.sub(b"", self.file.read(after))
 
     def size(self) -> int:
         return os.fstat(self.file.fileno()).st_size
@@ -128,6 +121,7 @@ def _wide(head: bytes) -> str | None:
 
 def _narrow(file: IO[bytes], encoding: str) -> IO[bytes]:
     decoder = codecs.getincrementaldecoder(encoding)("replace")
+    file.seek(2 if file.read(2) in BOMS else 0)
     copy = tempfile.TemporaryFile()  # noqa: SIM115
     while block := file.read(CHUNK):
         copy.write(decoder.decode(block).encode("utf-8", "replace"))

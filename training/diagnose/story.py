@@ -17,7 +17,7 @@ from training.diagnose.source import Source
 from training.diagnose.traceback import NEW_MESSAGE, Traceback
 
 AROUND = 16 << 10  # bytes read before and after a place
-HEAD, TAIL = 16 << 10, 128 << 10
+TAIL = 128 << 10
 MOST_WINDOWS = 400
 MESSAGE_LINES = 12  # of an exception
 NO_FAILURE = "NCCL INFO"  # NCCL tells there what it tries
@@ -201,15 +201,15 @@ def _cards(story: Story) -> None:
 
 def _lines(source: Source, places: Places) -> list[Line]:
     """The log's head, its end and what stands around the places, in its order; the rest is not read."""
-    wanted = {0: 1} | {p.offset: p.line for p in _fewer(places.found)}
+    wanted = {source.since: 1} | {p.offset: p.line for p in _fewer(places.found)}
     spans: list[tuple[int, int, int, int]] = []  # (start, end, a known offset in it, the number of its line)
     for offset, number in sorted(wanted.items()):
-        start, end = max(0, offset - AROUND), offset + (AROUND if offset else HEAD)
+        start, end = max(source.since, offset - AROUND), offset + AROUND
         if spans and start <= spans[-1][1]:
             spans[-1] = (spans[-1][0], max(end, spans[-1][1]), *spans[-1][2:])
         else:
             spans.append((start, end, offset, number))
-    tail = max(0, places.size - TAIL)
+    tail = max(source.since, places.size - TAIL)
     if tail <= spans[-1][1]:
         spans[-1] = (spans[-1][0], places.size, *spans[-1][2:])
     else:
@@ -239,7 +239,7 @@ def _window(source: Source, start: int, end: int, offset: int, number: int) -> l
         elif segment.strip():
             found.append(_line(segment, line, position))
         position += len(segment)
-    if start and found and found[0].offset == start:
+    if start > source.since and found and found[0].offset == start:
         del found[0]  # its beginning is cut
     return found
 
@@ -248,7 +248,7 @@ def _line(segment: bytes, number: int, offset: int) -> Line:
     from training.diagnose.source import COLOUR
 
     raw = decoded(COLOUR.sub(b"", segment) if b"\x1b" in segment else segment)
-    text, rank = split(raw)
+    text, rank = split(raw.removeprefix("\ufeff"))
     return Line(number, text, rank, raw, offset)
 
 

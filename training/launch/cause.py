@@ -4,16 +4,20 @@ reported itself, and what an aborted one said at its end. Words of the others ar
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from training import console
 from training.diagnose import catalogue
 from training.request import ROOT
 
+if TYPE_CHECKING:
+    from training.diagnose.judge import Judgement
+
+SEARCHED_BYTES = 64 << 20  # of a log: a second
 DRIVER_S = 10.0  # NVML answers within a second; of a GPU that has fallen off the bus it may wait for ever
 ASK = """
 import json, sys
@@ -22,7 +26,7 @@ from training.host import gpus
 machine = gpus.look()
 print(json.dumps({"uuids": [gpu.uuid for gpu in machine.gpus], "reason": machine.reason}))
 """
-UNKNOWN = catalogue.UNKNOWN
+UNKNOWN, PEER_DIED = catalogue.UNKNOWN, "peer_died"
 BY_TYPE = {
     "NotFinite": "nan_loss",
     "ParametersDiffer": "ddp_params_mismatch",
@@ -37,11 +41,20 @@ def of_error(error: dict[str, Any]) -> str:
     return BY_TYPE.get(error["type"]) or _known(error)[0]
 
 
-def of_death(status: int, said: Sequence[str]) -> str:
-    """Of a rank that has reported nothing. Who aborts says why; a log goes over several attempts, so the last word counts."""
-    if -status != signal.SIGABRT:
-        return UNKNOWN
-    return next((found for line in reversed(said) if (found := _of_text(line)[0]) != UNKNOWN), UNKNOWN)
+def of_log(log: Path, rank: int | None, since: int) -> Judgement | None:
+    """Of a rank that could not say what it died of: what its log says after the byte `since`, by the catalogue. None where that is
+    nothing of its own: that others have gone is no cause."""
+    from training.diagnose import judge, scan, source, story  # after a failure only
+
+    try:
+        read = source.Source(log, rank, max(since, log.stat().st_size - SEARCHED_BYTES))
+    except OSError:
+        return None
+    try:
+        found = judge.judge([story.read(read, scan.scan(read))])
+    finally:
+        read.close()
+    return found if found.event and found.event.role in judge.OF_ITSELF and found.cause != UNKNOWN else None
 
 
 def lost_gpus(plan: dict[str, Any]) -> str:
@@ -95,5 +108,5 @@ def _of_text(text: str) -> tuple[str, str]:
     """(cause, role) by the catalogue of known texts."""
     from training.diagnose.scan import recognised  # its patterns are compiled once, and only after a failure
 
-    known = next((s for s in recognised(text) if s.role != catalogue.EVIDENCE), None)
-    return (known.cause, known.role) if known else (UNKNOWN, "")
+    known = [s for s in recognised(text) if s.role != catalogue.EVIDENCE and (s.role != catalogue.CASCADE or s.cause == PEER_DIED)]
+    return (known[0].cause, known[0].role) if known else (UNKNOWN, "")

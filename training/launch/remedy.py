@@ -25,7 +25,8 @@ SIGNALS = {signal.SIGKILL, signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
 NETWORK = {"nccl_network", "peer_died", "port_in_use", "rendezvous_timeout", "collective_timeout"}
 PAUSES_S = (1.0, 5.0, 15.0)  # before restarts in a row after failures of the network
 CURES = ("device_batch_size", "num_workers", "persistent_workers")  # fields that a remedy may change
-OOM, WORKER = "gpu_oom", "dataloader_worker_died"
+OOM = "gpu_oom"
+WORKER = {"dataloader_worker_died", "shm_too_small"}
 # What never passes, and why.
 NEVER = {
     "nan_loss": "the same data would give the same loss again",
@@ -100,7 +101,7 @@ def remedy(failure: Failure, plan: dict[str, Any], before: Sequence[Failure]) ->
         return GiveUp(f"what leaves by itself does it again ({failure.summary})")
     killed = failure.kind == DIED and -failure.status in SIGNALS
     hang = failure.cause == "hang" and failure.kind not in (DESYNC, UNEVEN)
-    if not (killed or hang or failure.cause in NETWORK or failure.cause == WORKER):
+    if not (killed or hang or failure.cause in NETWORK or failure.cause in WORKER):
         return GiveUp("an error of the code comes back")
     same_plan = row[max((i + 1 for i, f in enumerate(row) if f.changed), default=0) :]
     if any(failure.same(earlier) for earlier in same_plan):
@@ -148,7 +149,7 @@ def _fewer_workers(failure: Failure, plan: dict[str, Any], row: Sequence[Failure
 
 def _of_loader(failure: Failure) -> bool:
     stuck = failure.kind in (HANG, STOPPED, BLOCKED) and failure.rank is not None and phases.needs_data(failure.phase)
-    return stuck or failure.cause == WORKER
+    return stuck or failure.cause in WORKER
 
 
 def changed_plan(plan: dict[str, Any], changes: dict[str, Any], why: str) -> dict[str, Any]:

@@ -6,12 +6,13 @@ import re
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training import heartbeat, rundir
 from training.data import store
 from training.diagnose import card
 from training.diagnose.advice import advice, of_kind, values
+from training.diagnose.line import shown
 from training.errors import RANK_DISK_FULL, Exit
 from training.host.process import STOP_SIGNALS
 from training.launch import cause as causes
@@ -23,9 +24,11 @@ from training.watch.death import DIED, ERROR
 from training.watch.finding import DESYNC, UNEVEN, Finding
 from training.watch.sight.stacks import Stack
 
+if TYPE_CHECKING:
+    from training.diagnose.judge import Judgement
+
 SHOWN_LINES = 10
 SHOWN_CHARACTERS = 240  # of an exception's message
-LAST_WORDS = 200  # lines of an aborted rank, with a long native stack in them
 UNDERLINE = re.compile(r"[\s^~]+")  # Python 3.11 marks the column below each line of a traceback
 ASKED = "asked"  # what a failure is, beside the kinds of a death and of a finding (training.watch): a wish
 
@@ -70,7 +73,11 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
     ranks = (run.rank_log(r) for r in (said_by, rank) if r is not None and of_all not in outcome.log_from)
     log = next((f for f in ranks if f.exists()), of_all)
     since = outcome.log_from.get(log, 0)
-    cause, kind, summary = _what(outcome, run, plan, status, own, tail(log, LAST_WORDS, since))
+    cause, kind, summary = _what(outcome, run, plan, status, own)
+    by_itself = kind in (DIED, ERROR) and not outcome.torn_down and -status not in (signal.SIGKILL, *STOP_SIGNALS)
+    told = causes.of_log(log, said_by, since) if cause == causes.UNKNOWN and by_itself else None
+    if told and told.event:
+        cause, summary = told.cause, f"{summary}; it had said: {shown(told.event.line.text.strip())}" if own is None else summary
     lost = outcome.lost if kind != ASKED and (outcome.here is None or (own and causes.is_victim(own))) else None
     if lost:  # what our ranks say of it is only that they have lost the others
         rank, own, cause, kind, summary = None, None, lost.cause, lost.kind, lost.text
@@ -92,7 +99,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
         "exit_code": int(exit_code(outcome)),
         "evidence": _stack(found) if found else _last_lines(log, since),
         "log": plan["log_file"] if lost else str(log),
-        "advice": _advice(cause, kind, status, outcome, run, plan),
+        "advice": _advice(cause, kind, status, outcome, run, plan, told),
         "time": time.time(),
     }
 
@@ -108,10 +115,8 @@ def _stack(found: Finding) -> list[str]:
     return [str(frame) for frame in main.frames[:SHOWN_LINES]] if main else []
 
 
-def _what(
-    outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any], status: int, own: dict[str, Any] | None, said: list[str]
-) -> tuple[str, str, str]:
-    """(cause, kind, summary); `said`: the last words of the rank, `own`: what it has reported."""
+def _what(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any], status: int, own: dict[str, Any] | None) -> tuple[str, str, str]:
+    """(cause, kind, summary); `own`: what the rank has reported."""
     if outcome.killed or stopped_early(outcome):
         return "interrupted" if outcome.asked == Exit.INTERRUPTED else "preempted", ASKED, _stop(outcome)
     if outcome.torn_down:
@@ -128,13 +133,13 @@ def _what(
         return "gpu_hardware", ERROR if own else DIED, lost
     if own:
         first_line = own["message"].splitlines()[0] if own["message"] else ""
-        shown = first_line if len(first_line) <= SHOWN_CHARACTERS else f"{first_line[: SHOWN_CHARACTERS - 1]}…"
-        return causes.of_error(own), ERROR, f"{own['type']}: {shown}"
+        first_line = first_line if len(first_line) <= SHOWN_CHARACTERS else f"{first_line[: SHOWN_CHARACTERS - 1]}…"
+        return causes.of_error(own), ERROR, f"{own['type']}: {first_line}"
     if outcome.ours and -status == signal.SIGBUS and (changed := store.changed(run)):
         return causes.UNKNOWN, DIED, f"killed by SIGBUS: {changed}; the next start prepares it again"
     if (death := outcome.death) and death.kind != DIED:
         return causes.UNKNOWN, death.kind, death.how
-    return causes.of_death(status, said), DIED, ended.how(status)
+    return causes.UNKNOWN, DIED, ended.how(status)
 
 
 def _where(outcome: Outcome, own: dict[str, Any] | None) -> str | None:
@@ -159,7 +164,9 @@ def _stop(outcome: Outcome) -> str:
     return "stopped at once: nothing was saved since the last checkpoint"
 
 
-def _advice(cause: str, kind: str, status: int, outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> list[str]:
+def _advice(
+    cause: str, kind: str, status: int, outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any], told: Judgement | None
+) -> list[str]:
     spoken, known = card.language(), values(run, plan)
     if outcome.torn_down:
         return of_kind("torn_down", spoken, known)
@@ -169,4 +176,5 @@ def _advice(cause: str, kind: str, status: int, outcome: Outcome, run: rundir.Ru
         return of_kind(kind, spoken, known)
     if status == -signal.SIGKILL and cause == causes.UNKNOWN:
         return of_kind("killed", spoken, known)
-    return advice(cause, None, {}, spoken, known)
+    event = told.event if told else None
+    return advice(cause, event.signature if event else None, event.hit.groups if event and event.hit else {}, spoken, known)
