@@ -1,5 +1,4 @@
-"""The first look at a log: where, in gigabytes, anything stands that is worth reading. RE2 finds the literal parts of all patterns in
-one pass and searches in linear time whatever a log holds, so that no text can make it run away."""
+"""The first look at a log: where, in gigabytes, anything stands that is worth reading."""
 
 from __future__ import annotations
 
@@ -7,9 +6,8 @@ import functools
 from collections import deque
 from dataclasses import dataclass, field
 
-import re2
-
 from training.diagnose import catalogue
+from training.diagnose.patterns import Fast, Slow, finder
 from training.diagnose.source import Chunk, Source
 
 FIRST, LAST = 32, 256  # places kept of each pattern: when it began, and the end of the log
@@ -58,54 +56,26 @@ class _Kept:
             self.last.append(place)
 
 
-@functools.cache
-def compiled(pattern: str) -> re2._Regexp:
-    """For bytes: a log may be of any encoding, or of several. Most are never asked for."""
-    return re2.compile(pattern.encode(), _options(latin=pattern.isascii()))
-
-
-def _options(latin: bool) -> re2.Options:
-    chosen = re2.Options()
-    chosen.encoding = re2.Options.Encoding.LATIN1 if latin else re2.Options.Encoding.UTF8
-    chosen.never_nl = True
-    chosen.log_errors = False
-    return chosen
-
-
 @functools.lru_cache(maxsize=1)
-def _patterns() -> tuple[re2.Filter, list[tuple[str, str]]]:
-    """(what finds the candidates in a text, (key, pattern) of each)."""
-    literals, all_of_them = re2.Filter(), []
-    for key, pattern in (*((s.id, p) for s in catalogue.signatures() for p in s.patterns), *STRUCTURE.items()):
-        unanchored = "(?m)" + pattern.removeprefix("^")  # a launcher's prefix may stand before; read again in its line
-        literals.Add(unanchored.encode(), _options(latin=False))
-        all_of_them.append((key, unanchored))
-    literals.Compile()
-    return literals, all_of_them
+def known() -> Fast | Slow:
+    return finder([*((s.id, p) for s in catalogue.signatures() for p in s.patterns), *STRUCTURE.items()])
 
 
 def recognised(text: str) -> list[catalogue.Signature]:
     """What the catalogue knows of a short text, an exception's message for example; what decides comes first."""
-    literals, patterns = _patterns()
-    known = {s.id: s for s in catalogue.signatures()}
-    data = text.encode("utf-8", "replace")
-    candidates = [patterns[index] for index in literals.Match(data, True) or ()]
-    found = dict.fromkeys(key for key, pattern in candidates if key in known and compiled(pattern).search(data))
-    return sorted((known[key] for key in found), key=lambda s: catalogue.ROLES.index(s.role))
+    by_id = {s.id: s for s in catalogue.signatures()}
+    found = dict.fromkeys(key for key, _ in known().found(text.encode("utf-8", "replace")) if key in by_id)
+    return sorted((by_id[key] for key in found), key=lambda s: catalogue.ROLES.index(s.role))
 
 
 def scan(source: Source) -> Places:
     """Every place of a log in constant memory: of each pattern the first and the last ones."""
-    literals, patterns = _patterns()
     kept: dict[str, _Kept] = {}
     places = Places(size=source.size())
     newlines = 0
     for chunk in source.chunks():
-        for index in literals.Match(chunk.data, True) or ():
-            key, pattern = patterns[index]
-            mine = kept.setdefault(key, _Kept())
-            for match in compiled(pattern).finditer(chunk.data):
-                mine.add(_place(key, chunk, match.start()))
+        for key, position in known().found(chunk.data):
+            kept.setdefault(key, _Kept()).add(_place(key, chunk, position))
         newlines += chunk.raw.count(b"\n")
     places.lines = newlines + 1
     unique = {place for k in kept.values() for place in (*k.first, *k.last)}

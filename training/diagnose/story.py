@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from training.diagnose import catalogue, progress, traceback
 from training.diagnose.catalogue import Signature
 from training.diagnose.line import Line, decoded, said_by, split, time_of
-from training.diagnose.scan import Place, Places, compiled, recognised
+from training.diagnose.patterns import compiled
+from training.diagnose.scan import Place, Places, recognised
 from training.diagnose.source import Source
 from training.diagnose.traceback import NEW_MESSAGE, Traceback
 

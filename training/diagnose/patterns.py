@@ -1,0 +1,115 @@
+"""Many patterns, one pass: where in a text any of them is found. RE2 does it in linear time whatever the text holds. Without it (a
+bare Python that looks at somebody's log) Python's own `re` gives the same answers, slowly."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+try:
+    import re2
+except ModuleNotFoundError:
+    re2 = None
+
+SHORTEST = 4  # characters of a literal that is worth looking for
+LONGEST_LINE = 8192  # bytes, for `re`, which may take the square of it
+
+
+@functools.cache
+def compiled(pattern: str) -> Any:
+    """For bytes: a log may be of any encoding, or of several. Most are never asked for."""
+    if re2 is None:
+        return re.compile(pattern.encode())
+    return re2.compile(pattern.encode(), _options(latin=pattern.isascii()))
+
+
+def _options(latin: bool) -> Any:
+    chosen = re2.Options()
+    chosen.encoding = re2.Options.Encoding.LATIN1 if latin else re2.Options.Encoding.UTF8
+    chosen.never_nl = True
+    chosen.log_errors = False
+    return chosen
+
+
+def finder(patterns: Sequence[tuple[str, str]]) -> Fast | Slow:
+    """`patterns`: (key, pattern), each searched within one line."""
+    return Slow(patterns) if re2 is None else Fast(patterns)
+
+
+class Fast:
+    """The literal parts of all patterns in one automaton (RE2's filter), then only those patterns whose literals are there."""
+
+    def __init__(self, patterns: Sequence[tuple[str, str]]) -> None:
+        self._literals = re2.Filter()
+        self._patterns = []
+        for key, pattern in patterns:
+            lines = "(?m)" + pattern.removeprefix("^")  # a launcher's prefix may stand before; read again in its line
+            self._literals.Add(lines.encode(), _options(latin=False))
+            self._patterns.append((key, lines))
+        self._literals.Compile()
+
+    def candidates(self, data: bytes) -> list[tuple[str, str]]:
+        """What may be in it: (key, pattern)."""
+        return [self._patterns[index] for index in self._literals.Match(data, True) or ()]
+
+    def found(self, data: bytes) -> Iterator[tuple[str, int]]:
+        """(key, position), in no order."""
+        for key, pattern in self.candidates(data):
+            for match in compiled(pattern).finditer(data):
+                yield key, match.start()
+
+
+class Slow:
+    def __init__(self, patterns: Sequence[tuple[str, str]]) -> None:
+        self._patterns = [(key, pattern.removeprefix("^"), literals(pattern)) for key, pattern in patterns]
+
+    def candidates(self, data: bytes) -> list[tuple[str, str]]:
+        low = data.lower()
+        return [(key, pattern) for key, pattern, needed in self._patterns if any(literal in low for literal in needed)]
+
+    def found(self, data: bytes) -> Iterator[tuple[str, int]]:
+        candidates = self.candidates(data)
+        if not candidates:
+            return
+        start = 0
+        for line in re.split(rb"[\r\n]", data):
+            low = line[:LONGEST_LINE].lower()
+            for key, pattern, needed in self._patterns:
+                if any(literal in low for literal in needed) and (match := compiled(pattern).search(line[:LONGEST_LINE])):
+                    yield key, start + match.start()
+            start += len(line) + 1
+
+
+def literals(pattern: str) -> tuple[bytes, ...]:
+    """Texts of which one must be there for a pattern to match, in small letters; (b"",) when none can be told."""
+    parser = re._parser if hasattr(re, "_parser") else __import__("sre_parse")  # its name before Python 3.11
+    found = _needed(list(parser.parse(pattern)))
+    return tuple(sorted(found)) if found else (b"",)
+
+
+def _needed(items: list[Any]) -> set[bytes]:
+    """The best of what every match contains: a run of letters, or the runs of all alternatives."""
+    best: set[bytes] = set()
+    run = ""
+    for kind, value in [*items, (None, None)]:
+        name = str(kind).lower()
+        if name == "literal":
+            run += chr(value)
+            continue
+        here = {run.lower().encode()} if len(run) >= SHORTEST else set()
+        best, run = _better(best, here), ""
+        if name == "subpattern":
+            best = _better(best, _needed(list(value[3])))
+        elif name == "branch":
+            parts = [_needed(list(part)) for part in value[1]]
+            best = _better(best, set().union(*parts) if all(parts) else set())
+        elif name in ("max_repeat", "min_repeat") and value[0] >= 1:
+            best = _better(best, _needed(list(value[2])))
+    return best
+
+
+def _better(one: set[bytes], other: set[bytes]) -> set[bytes]:
+    """What is rarer: the longer of their shortest texts."""
+    return max(one, other, key=lambda texts: min(map(len, texts), default=0))
