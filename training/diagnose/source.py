@@ -5,13 +5,14 @@ from __future__ import annotations
 import bisect
 import codecs
 import contextlib
+import errno
 import gzip
 import itertools
 import os
 import re
-import shutil
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -87,7 +88,10 @@ def _opened(path: Path | None) -> IO[bytes]:
         file.seek(0)
         if head.startswith(b"\x1f\x8b"):
             with file, gzip.open(file) as unpacked:
-                return _copy(unpacked)  # type: ignore[arg-type]
+                copy = _copy(unpacked)  # type: ignore[arg-type]
+            if not os.fstat(copy.fileno()).st_size:
+                raise OSError(errno.EINVAL, "it is packed with gzip, and broken", str(path))
+            return copy
         encoding = _wide(head)
         if encoding:
             with file:
@@ -101,8 +105,10 @@ def _opened(path: Path | None) -> IO[bytes]:
 
 def _copy(file: IO[bytes]) -> IO[bytes]:
     copy = tempfile.TemporaryFile()  # noqa: SIM115  it is the source's own, closed with it
-    with contextlib.suppress(EOFError):  # packed, and cut in the middle: what there is, is a log too
-        shutil.copyfileobj(file, copy, CHUNK)
+    with contextlib.suppress(EOFError, gzip.BadGzipFile, zlib.error):  # cut in the middle: what there is, is a log too
+        while block := file.read1(CHUNK):  # type: ignore[attr-defined]  # what is read before an error is kept
+            copy.write(block)
+    copy.flush()
     copy.seek(0)
     return copy
 

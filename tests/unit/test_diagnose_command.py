@@ -1,0 +1,228 @@
+"""`python -m training.diagnose`: what it prints, what it refuses, and what it gives to strangers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training.diagnose import __main__ as command
+from training.diagnose import card, result
+from training.rundir import RunDir, write_json
+
+ROOT = Path(__file__).parents[2]
+LOGS = ROOT / "tests" / "fixtures" / "logs"
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 31.37 GiB\n"
+KEY = "0123456789abcdef0123456789abcdef01234567"
+
+
+def plan(**more: Any) -> dict[str, Any]:
+    values = {"total_batch_size": 512, "device_batch_size": 8, "num_workers": 2, "out_dir": "experiments", "log_dir": "logs"}
+    return {
+        "config": values | {"find_unused_parameters": False},
+        "origins": dict.fromkeys(values, "default"),
+        "command": {"script": "launch_train.sh", "args": []},
+        "ranks": 2,
+        "batch": {"device_sequences": 8, "seq_len": 32, "world_size": 2, "accumulation": 1},
+        "memory": {"total_bytes": 10 << 30},
+        "gpus": [],
+    } | more
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    made = RunDir(tmp_path / "experiments" / "run")
+    made.create()
+    write_json(made.plan, plan())
+    return made
+
+
+def asked(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, str(ROOT / "lib" / "run_module.py"), "training.diagnose", *args]
+    return subprocess.run(line, capture_output=True, text=True, env=os.environ | env, check=False)
+
+
+def test_the_object_that_programs_read() -> None:
+    done = asked(str(LOGS / "gpu_oom" / "01.log"), "--json")
+    record = json.loads(done.stdout)
+    assert done.returncode == 0 and done.stderr == ""
+    assert {"schema_version", "cause", "rank", "line", "evidence", "confidence", "summary", "advice", "also"} <= set(record)
+    assert (record["cause"], record["rank"], record["confidence"]) == ("gpu_oom", 1, "high")
+    assert record["evidence"].startswith("torch.OutOfMemoryError: CUDA out of memory.") and isinstance(record["advice"], list)
+
+
+def test_a_card_for_people_in_their_language() -> None:
+    log = str(LOGS / "gpu_oom" / "01.log")
+    english, chinese = asked(log, LC_ALL="C.UTF-8").stdout, asked(log, LC_ALL="zh_CN.UTF-8", PYTHONIOENCODING="utf-8").stdout
+    assert (
+        "  Cause      gpu_oom: a GPU has no memory left\n" in english and "  Who        rank 1\n" in english and "  Try        " in english
+    )
+    assert "  原因       gpu_oom: GPU 显存不足\n" in chinese and "  建议       " in chinese
+    assert asked(log, "--lang=zh", LC_ALL="C.UTF-8", PYTHONIOENCODING="utf-8").stdout == chinese
+
+
+def test_healthy_is_said_in_a_line() -> None:
+    done = asked(str(LOGS / "none" / "01.log"), LC_ALL="C.UTF-8")
+    assert done.returncode == 0 and done.stdout.startswith("  nothing is wrong") and done.stdout.count("\n") == 1
+
+
+def test_standard_input_is_a_log() -> None:
+    line = [sys.executable, str(ROOT / "lib" / "run_module.py"), "training.diagnose", "-", "--json"]
+    done = subprocess.run(line, input=f"step 1\n{OOM}".encode(), capture_output=True, check=True)
+    assert json.loads(done.stdout)["cause"] == "gpu_oom"
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"\0\1\2\xff" * 100, b"no line end, no words", "只有中文".encode("gbk")])
+def test_what_is_no_log_is_no_failure(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(content)
+    assert result.diagnose([path], "en")["cause"] == "none"
+
+
+def test_all_that_can_not_be_read_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([str(tmp_path / "a.log"), str(tmp_path / "b.log")]) == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path / 'a.log'} does not exist" in said and f"{tmp_path / 'b.log'} does not exist" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(("words", "said"), [(["--lang=de"], "invalid choice: 'de'"), (["--jsn"], "unrecognized arguments: --jsn")])
+def test_a_wrong_option_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_broken_gzip_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "log.gz").write_bytes(b"\x1f\x8b broken")
+    assert command.main([str(tmp_path / "log.gz")]) == 2
+    assert "log.gz can not be read: it is packed with gzip, and broken" in capsys.readouterr().err
+
+
+def test_a_gzip_that_is_cut_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    packed = gzip.compress(OOM.encode() + os.urandom(100_000))
+    (tmp_path / "log.gz").write_bytes(packed[:-50_000])
+    assert result.diagnose([tmp_path / "log.gz"], "en")["cause"] == "gpu_oom"
+
+
+# ── runs of ours ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_advice_for_a_run_of_ours_has_its_numbers(run: RunDir) -> None:
+    run.rank_log(1).write_text(OOM)
+    record = result.diagnose([run.path], "en")
+    assert (record["cause"], record["rank"]) == ("gpu_oom", 1)
+    assert record["advice"][0] == "device_batch_size is 8: try 4, the same 512 tokens per step with 2 × accumulation"
+    assert record["advice"][1] == "./launch_train.sh 2 --resume=run --device_batch_size=4"
+
+
+def test_a_log_in_a_run_of_ours_gets_its_numbers_too(run: RunDir) -> None:
+    run.rank_log(1).write_text("RuntimeError: DataLoader worker (pid(s) 3216) exited unexpectedly\n")
+    record = result.diagnose([run.rank_log(1)], "zh")
+    assert record["rank"] == 1 and record["advice"][-1] == "./launch_train.sh 2 --resume=run --num_workers=0"
+
+
+def test_the_verdict_of_the_run_comes_before_its_texts(run: RunDir) -> None:
+    run.rank_log(0).write_text(OOM)
+    failure = {
+        "cause": "hang",
+        "rank": 1,
+        "summary": "stands at model.py:12, since 3.2 s",
+        "where": "model.py:12",
+        "evidence": ["model.py:12 (forward)"],
+    }
+    write_json(run.failure, failure)
+    record = result.diagnose([run.path], "en")
+    assert (record["cause"], record["rank"], record["where"]) == ("hang", 1, "model.py:12")
+    assert any("--resume=run" in line for line in record["advice"])
+
+
+def test_what_a_rank_reported_comes_before_what_others_logged(run: RunDir) -> None:
+    run.rank_log(0).write_text("[rank0]: RuntimeError: Connection closed by peer [127.0.0.1]:5006.\n")
+    error = {
+        "rank": 1,
+        "guilty_rank": 1,
+        "time": 7.0,
+        "type": "OutOfMemoryError",
+        "message": "CUDA out of memory. Tried to allocate 2.00 GiB.",
+    }
+    write_json(run.rank_error(1), error)
+    record = result.diagnose([run.path], "en")
+    assert (record["cause"], record["rank"]) == ("gpu_oom", 1) and "peer_died" in record["also"]
+
+
+def test_an_error_file_of_torch_is_read(tmp_path: Path) -> None:
+    """torch/distributed/elastic/multiprocessing/errors/error_handler.py writes it."""
+    folder = tmp_path / "attempt_0" / "1"
+    folder.mkdir(parents=True)
+    message = {"message": "RuntimeError: CUDA error: out of memory", "extraInfo": {"py_callstack": "…", "timestamp": "1700000000"}}
+    write_json(folder / "error.json", {"message": message})
+    (folder / "stderr.log").write_text("ERROR: see the error file\n")
+    record = result.diagnose([tmp_path], "en")
+    assert (record["cause"], record["rank"]) == ("gpu_oom", 1)
+
+
+# ── for strangers ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_bundle_tells_all_and_betrays_nothing(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USER", "somebody")
+    home = tmp_path / "home" / "somebody"
+    monkeypatch.setenv("HOME", str(home))
+    secrets = (
+        f"WANDB_API_KEY={KEY}\nhf_token: hf_abcdefghijklmnopqrstuvwx\nAuthorization: Bearer abcdef123456789\nfrom https://me:word@host/x\n"
+    )
+    run.rank_log(1).write_text(f"{secrets}reading {home}/data by somebody\n{OOM}")
+    run.event("restart", cause="gpu_oom")
+    assert command.main([str(run.path), f"--report-issue={tmp_path / 'bundle.tar.gz'}"]) == 0
+    with tarfile.open(tmp_path / "bundle.tar.gz") as tar:
+        files = {member.name: tar.extractfile(member).read().decode() for member in tar.getmembers()}  # type: ignore[union-attr]
+    assert {name.partition("/")[2] for name in files} >= {
+        "card.txt",
+        "diagnosis.json",
+        "versions.json",
+        "run/plan.json",
+        "run/events.jsonl",
+        "logs/ranks_rank1.log",
+    }
+    everything = "\n".join(files.values())
+    for secret in (KEY, "hf_abcdefghijklmnopqrstuvwx", "abcdef123456789", "me:word", str(home), "somebody"):
+        assert secret not in everything, secret
+    assert "CUDA out of memory" in files["bundle/logs/ranks_rank1.log"] and "gpu_oom" in files["bundle/card.txt"]
+    assert json.loads(files["bundle/versions.json"])["python"] and json.loads(files["bundle/diagnosis.json"])["cause"] == "gpu_oom"
+
+
+def test_a_bundle_never_replaces_a_file(run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "bundle.tar.gz"
+    target.write_text("mine")
+    assert command.main([str(run.path), f"--report-issue={target}"]) == 2
+    assert "is there already" in capsys.readouterr().err and target.read_text() == "mine"
+
+
+def test_without_the_packages_of_the_product(tmp_path: Path) -> None:
+    """Somebody's log on somebody's machine: a bare Python and a clone are enough."""
+    bare = shutil.which("python3", path=os.defpath) or sys.executable
+    code = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1))\n"
+        "class Nothing:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name.partition('.')[0] in ('re2', 'psutil', 'numpy', 'torch', 'pynvml', 'tqdm'): raise ModuleNotFoundError(name=name)\n"
+        "sys.meta_path.insert(0, Nothing())\n"
+        "from training.diagnose.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [bare, "-c", code, str(ROOT), str(LOGS / "gpu_oom" / "01.log"), "--json"], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (json.loads(done.stdout)["cause"], json.loads(done.stdout)["rank"]) == ("gpu_oom", 1)
+
+
+def test_words_stand_in_two_columns_whatever_their_width() -> None:
+    assert card.row("cause", "x", "en") == "Cause      x" and card.row("cause", "x", "zh") == "原因       x"
+    assert set(card.WORDS["en"]) == set(card.WORDS["zh"])
