@@ -70,7 +70,7 @@ def ours(fault: str, limit_s: float) -> Told:
     with tempfile.TemporaryDirectory() as folder:
         run = RunDir(Path(folder, "run"))
         flags = TINY | workers | {"out_dir": folder, "log_dir": folder, "run_name": "run", "inject": fault}
-        _until_ended(["./launch_train.sh", "2", CONFIG, *(f"--{name}={value}" for name, value in flags.items())], limit_s)
+        until_ended(["./launch_train.sh", "2", CONFIG, *(f"--{name}={value}" for name, value in flags.items())], limit_s)
         return _verdict(run, next((r["time"] for r in read_records(run.events) if r["event"] == "injected"), None))
 
 
@@ -78,7 +78,7 @@ def script(fault: str, limit_s: float) -> Told:
     with tempfile.TemporaryDirectory() as folder:
         run = RunDir(Path(folder, "run"))
         flags = {"out_dir": folder, "log_dir": folder, "run_name": "run", "hang_timeout": FLOOR_S}
-        said = _until_ended(
+        said = until_ended(
             ["./launch_train.sh", "2", *(f"--{name}={value}" for name, value in flags.items()), "--script", SCRIPT, "--", fault], limit_s
         )
         logs = said + "".join(log.read_text(errors="replace") for log in run.ranks.glob("rank*.log"))
@@ -87,7 +87,7 @@ def script(fault: str, limit_s: float) -> Told:
 
 def torchrun(fault: str, limit_s: float) -> Told:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", SCRIPT, fault]
-    said = _until_ended(command, limit_s)
+    said = until_ended(command, limit_s)
     began, ended = _fault_time(said), time.time()
     if "TIME LIMIT" in said:
         return Told(None, "nothing")
@@ -109,7 +109,7 @@ def _verdict(run: RunDir, began: float | None) -> Told:
     return Told(told["time"] - began, told["text"])
 
 
-def _until_ended(command: list[str], limit_s: float) -> str:
+def until_ended(command: list[str], limit_s: float) -> str:
     """What it says; ended, with all that it has started, after the limit."""
     token = f"bench{os.getpid()}_{time.monotonic_ns()}"
     env = environment(**{process.TOKEN: token}, GLOO_SOCKET_IFNAME="lo")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import shlex
 import shutil
 import string
 from collections.abc import Callable, Mapping
@@ -47,7 +48,7 @@ def _names(sentence: str) -> set[str]:
 
 def values(run: RunDir, plan: Mapping[str, Any]) -> dict[str, str]:
     """Of a training of ours; of a script that we only launch there is little to propose."""
-    found = {"ranks": plan["ranks"], "ranks_folder": run.ranks, "parent": run.path.parent}
+    found = {"ranks": plan["ranks"], "run": shlex.quote(str(run.path)), "ranks_folder": run.ranks, "parent": run.path.parent}
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found |= {"nofile": soft, "nofile_most": hard}
     with contextlib.suppress(OSError):  # a run directory that was moved: the sentence is left out

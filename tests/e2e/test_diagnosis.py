@@ -1,0 +1,41 @@
+"""Real failures that nobody watched: two ranks of somebody's script under bare torchrun, and what their log alone tells."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from training.diagnose.result import diagnose
+from training.host import process
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests" / "e2e" / "scripts" / "faulty.py"
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "ranks", "said"),
+    [
+        ("raise", "unknown", {0}, "ValueError: something is wrong with sample 80"),
+        ("kill", "host_oom_killed", {0}, "-9"),
+        ("worker_kill", "dataloader_worker_died", {0}, "is killed by signal: Killed"),
+        ("sleep", "collective_timeout", {0, None}, "Timed out waiting"),
+    ],
+)
+def test_the_log_alone_tells(fault: str, cause: str, ranks: set[int | None], said: str, tmp_path: Path, token: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(SCRIPT), fault]
+    env = os.environ | {process.TOKEN: token, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "GROUP_TIMEOUT_S": "5"}
+    log = tmp_path / "train.log"
+    with log.open("wb") as out:
+        started = subprocess.Popen(command, cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        try:
+            assert started.wait(timeout=120) != 0
+        finally:
+            started.kill()
+            started.wait()
+    found = diagnose([log], "en")
+    assert (found["cause"], said in found["evidence"]) == (cause, True), log.read_text()
+    assert found["rank"] in ranks
