@@ -111,3 +111,17 @@ def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     assert limits.open_files()[0] >= 1
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, resource.RLIM_INFINITY))
     assert limits.open_files() == (1024, limits.UNLIMITED)
+
+
+def test_the_kernels_count_of_processes_it_ended_for_memory(groups: Groups, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = tmp_path / "vmstat"
+    machine.write_text("pgfault 5\noom_kill 7\n")
+    monkeypatch.setattr(limits, "MACHINE", machine)
+    groups("0::/job", {"job/memory.events": "low 0\noom 3\noom_kill 2\noom_group_kill 0"})
+    assert limits.oom_kills() == 2
+    groups("4:memory:/old", {"memory/old/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 4"})
+    assert limits.oom_kills() == 4
+    groups("0::/nothing", {})
+    assert limits.oom_kills() == 7
+    machine.unlink()
+    assert limits.oom_kills() is None

@@ -12,6 +12,7 @@ import pytest
 from tests.unit.test_launch_recovery import beat_at
 from training.diagnose import card
 from training.errors import Exit
+from training.host import limits
 from training.launch import cause, verdict
 from training.launch.outcome import Outcome
 from training.rundir import RunDir, write_json
@@ -163,6 +164,19 @@ def test_an_aborted_rank_has_said_why(run: RunDir, words: str, expected: str) ->
     assert record["cause"] == expected and record["summary"].startswith("killed by SIGABRT")
     assert (f"; it had said: {words}" in record["summary"]) == (expected != "unknown")
     assert failed(run, -signal.SIGKILL, log_from=since)["cause"] == "unknown", "who is killed has no last words"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "cause"), [(3, 4, "host_oom_killed"), (3, 3, "unknown"), (None, 4, "unknown"), (3, None, "unknown")]
+)
+def test_the_kernels_count_tells_who_was_killed_for_memory(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, before: int | None, now: int | None, cause: str
+) -> None:
+    monkeypatch.setattr(limits, "oom_kills", lambda: now)
+    record = failed(run, -signal.SIGKILL, oom_kills=before)
+    assert record["cause"] == cause and record["summary"].startswith("killed by SIGKILL")
+    assert ("has risen from 3 to 4" in record["summary"]) == (cause == "host_oom_killed")
+    assert failed(run, -signal.SIGSEGV, oom_kills=before)["cause"] == "unknown"
 
 
 CARDS = [{"index": n, "uuid": f"GPU-000000a{n}-0000-4000-8000-000000000000", "name": "Card"} for n in (0, 1)]

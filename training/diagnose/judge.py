@@ -9,7 +9,7 @@ from training.diagnose import progress
 from training.diagnose.catalogue import CASCADE, EVIDENCE, NONE, ROOT, UNKNOWN, VICTIM, WEAK, Signature
 from training.diagnose.line import Line
 from training.diagnose.story import Hit, Story
-from training.diagnose.traceback import Traceback
+from training.diagnose.traceback import EXCEPTION, Traceback
 
 PEER_DIED, NAN = "peer_died", "nan_loss"  # who trains on NaN may well come to the end
 WRAPPED = "nccl_init"  # `unhandled system error` around whatever NCCL was told
@@ -26,7 +26,6 @@ CONFIDENCE = dict.fromkeys(ORDER, "low") | {OWN: "high", ROOT: "high"} | dict.fr
 # print (8 KiB), so that what was merely logged needs less.
 GROWN_LOGGED, GROWN_THROWN = 2, 3
 BUFFER = 16 << 10
-NEAR = 2048  # bytes: the ranks of one start do not begin at one moment
 TABLE = 4  # lines between a rank in torchrun's table and how it ended
 SOON = 120  # lines: what a rank says after the root is of it
 
@@ -92,9 +91,9 @@ def _events(story: Story) -> list[Event]:
         for h in story.hits
         if h.signature.role != EVIDENCE and not (h.thrown and h.thrown.harmless)
     ]
-    listed = {id(h.thrown) for h in story.hits if h.thrown}
+    listed = {id(h.thrown) for h in story.hits if h.thrown and _tells(h)}
     for one in story.tracebacks:
-        if one.harmless or id(one) in listed:
+        if one.harmless or one.in_thread or id(one) in listed:
             continue
         line = one.end or one.start
         role = UNLISTED if one.end else CUT
@@ -104,6 +103,12 @@ def _events(story: Story) -> list[Event]:
         line, cause, rank = story.cards[-1]
         events.append(Event(cause, OWN, line, rank, story.time_at(line.offset), story))
     return events
+
+
+def _tells(hit: Hit) -> bool:
+    """Whether it is what an exception says: its own line, or one of its message that is more than the noise after it."""
+    own = hit.thrown is not None and hit.thrown.end is not None and hit.thrown.end.offset == hit.line.offset
+    return own or hit.signature.role in (ROOT, WEAK, VICTIM)
 
 
 def _of_each_line(events: list[Event]) -> list[Event]:
@@ -127,10 +132,10 @@ def _went_on(story: Story, event: Event) -> bool:
     offset = event.thrown.last if event.thrown else event.line.offset
     if story.ends_well > max(offset, story.failed) and event.cause != NAN:
         return True
-    if event.line.offset < story.started - NEAR:
+    if event.line.offset < story.started:
         return True  # of an earlier start in the same log
-    grown = progress.rises_after(story.marks, offset, event.time)
-    if event.thrown is None:
+    grown = progress.rises_after(story.marks, offset, event.time, event.line.rank)
+    if event.thrown is None and not EXCEPTION.match(event.line.text):
         return grown >= GROWN_LOGGED
     if not progress.began_before(story.marks, event.line.offset) and progress.may_be_late(story.marks, offset, BUFFER):
         return event.line.rank is not None and story.failed < offset  # its launcher would have said that it failed
@@ -157,7 +162,7 @@ def _begin(best: Event, overcome: Sequence[Event]) -> Event:
 def _without_followers(events: list[Event]) -> list[Event]:
     """Without exceptions of the user's code that a known cause has led to: in the same chain, or soon after it in the same rank."""
     known = [e for e in events if e.role in (ROOT, OWN)]
-    listed = [e for e in events if e.hit]
+    listed = [e for e in events if e.hit and _tells(e.hit)]
     kept = []
     for event in events:
         if event.role in (UNLISTED, CUT):

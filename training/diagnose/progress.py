@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 COUNTED = re.compile(
-    r"(?P<name>\b(?:global[_ ]step|steps?|iter(?:ation)?s?|it|updates?|num_updates|batch|epochs?|ep|train_step)\b)"
+    r"(?P<name>\b(?:global[_ ]step|steps?|iter(?:ation)?s?|it|updates?|num_updates|batch|epochs?|ep|train_step)(?:\b|(?=\d)))"
     r"[\"']?\W{0,4}(?P<number>\d[\d,]*)"
     r"|(?P<bar>\d+)%\|[^|]*\| *(?P<done>\d+)/|[\[ ](?P<of>\d+) ?/ ?\d+\b",
     re.I,
 )
+ALONE = re.compile(r"[\[(]?(?:it|iter|step|epoch|ep)[ :=_]*\d+\b.{0,80}\d", re.I)  # `it 450 | 2.100`
 LOOKS_LIKE_TRAINING = re.compile(
     r"\b(?:loss|lr|ppl|acc\w*|tok\w*/s\w*|mfu|eta|wps|grad_?norm|samples?/s\w*|bpb|psnr|reward|it/s|s/it|tok/sec|elapsed|dt|time)\b|it/s|s/it|\d%\|"
     r"|\d/\d|损失|学习率",
@@ -20,7 +21,8 @@ LOOKS_LIKE_TRAINING = re.compile(
 FINISHED = re.compile(
     r"\b(?:training|train|run|job|fine-?tuning|trainer\.fit|experiment|optimi[sz]ation|all epochs|pretraining)\b[^.:]{0,40}"
     r"\b(?:completed?|finished|done|succeeded|successful(?:ly)?|is over|ended)\b|^\d+ epochs completed in "
-    r"|`?Trainer\.fit`? stopped: |max_(?:epochs|steps)=\d+`? reached|exited with code 0\b|训练(?:完成|结束)",
+    r"|exit(?:ing|ed)? (?:with )?(?:code|status)[: ]+0\b|ExitCode[ =]0:0|\bState[ :=]+COMPLETED|\ball \d+ (?:steps|epochs) done"
+    r"|^[Dd]one[:.,]? \d+ epochs|`?Trainer\.fit`? stopped: |max_(?:epochs|steps)=\d+`? reached|exited with code 0\b|训练(?:完成|结束)",
     re.I,
 )
 NOT_FINISHED = re.compile(r"\b(?:not|never|before|until|fail\w*|error|after|unless|when|will be)\b", re.I)
@@ -32,29 +34,34 @@ class Mark:
     name: str
     number: int
     time: float | None
+    rank: int | None
 
 
-def marks(text: str, offset: int, time: float | None) -> list[Mark]:
+def marks(text: str, offset: int, time: float | None, rank: int | None) -> list[Mark]:
     """Everything in a line that counts."""
-    if len(text) > 2000 or not LOOKS_LIKE_TRAINING.search(text):
+    if len(text) > 2000 or not (LOOKS_LIKE_TRAINING.search(text) or ALONE.match(text)):
         return []
     found = []
     for one in COUNTED.finditer(text):
         if one["bar"] is not None:
-            found.append(Mark(offset, "bar", int(one["done"]), time))
+            found.append(Mark(offset, "bar", int(one["done"]), time, rank))
         elif one["of"] is not None:
-            found.append(Mark(offset, "of", int(one["of"]), time))
+            found.append(Mark(offset, "of", int(one["of"]), time, rank))
         else:
-            found.append(Mark(offset, one["name"].lower(), int(one["number"].replace(",", "")), time))
+            found.append(Mark(offset, one["name"].lower(), int(one["number"].replace(",", "")), time, rank))
     return found[:8]
 
 
 def is_end(text: str) -> bool:
-    return len(text) < 300 and bool(FINISHED.search(text)) and not NOT_FINISHED.search(text)
+    found = FINISHED.search(text) if len(text) < 300 else None
+    return found is not None and not NOT_FINISHED.search(text[: found.end()])
 
 
-def rises_after(marks: Sequence[Mark], offset: int, time: float | None) -> int:
-    """How often a count has grown in what was written after `offset`. What a full buffer brings late tells its own, earlier time."""
+def rises_after(marks: Sequence[Mark], offset: int, time: float | None, rank: int | None) -> int:
+    """How often a count has grown in what was written after `offset`: by the same rank, where that one counts at all. What a full
+    buffer brings late tells its own, earlier time."""
+    if rank is not None and any(m.rank == rank for m in marks):
+        marks = [m for m in marks if m.rank == rank]
     highest: dict[str, int] = {}
     grown: dict[str, int] = {}
     for m in marks:

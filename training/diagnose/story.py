@@ -10,18 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from training.diagnose import catalogue, progress, traceback
-from training.diagnose.catalogue import Signature
+from training.diagnose.catalogue import ROOT, WEAK, Signature
 from training.diagnose.line import Line, decoded, said_by, split, time_of
 from training.diagnose.patterns import compiled
 from training.diagnose.scan import Place, Places, recognised
 from training.diagnose.source import Source
-from training.diagnose.traceback import NEW_MESSAGE, Traceback
+from training.diagnose.traceback import EXCEPTION, NEW_MESSAGE, Traceback
 
 AROUND = 16 << 10  # bytes read before and after a place
 TAIL = 128 << 10
 MOST_WINDOWS = 400
 MESSAGE_LINES = 12  # of an exception
-NO_FAILURE = "NCCL INFO"  # NCCL tells there what it tries
+NO_FAILURE = re.compile(r"NCCL INFO")  # NCCL tells there what it tries
+# What is merely said: by Python's warnings, or by a program that goes on.
+MERELY = re.compile(r"\b[A-Z]\w*Warning: ")
+GOES_ON = re.compile(r"\b(?:[Ss]kip(?:ping|ped|s)?|[Ii]gnor(?:ing|ed)|[Cc]ontinuing|going on|(?:will )?retry(?:ing)?|recover(?:ed|ing)?)\b")
 WORLD = re.compile(
     r"(?:world[_ -]?size|num_processes|nproc[_-]per[_-]node|WORLD_SIZE|nranks|num_ranks|n_gpus|with (?=\d+ processes))\W{0,4}(\d{1,5})\b",
     re.I,
@@ -34,11 +37,13 @@ CARD = re.compile(r"  Cause      ([a-z_]+): (.*)")
 CARD_WHO = re.compile(r"  Who        rank (\d+)")
 START = re.compile(
     r"^nohup: ignoring input|Setting OMP_NUM_THREADS environment variable|\[runner\.py:\d+:\w+\] |\] Setting ds_accelerator to"
+    r"|^(?:#|=|-|>|\*){2,} ?.{0,30}\b(?:start|attempt|retry|launch|restart)(?:ing|ed)?\b|^\++ (?:torchrun|python|srun|accelerate)\b"
 )
 FAILED_END = re.compile(
     r"ChildFailedError|CalledProcessError|exits with return code = -?[1-9]|ProcessRaisedException|ProcessExitedException"
     r"|[Ee]xited with (?:exit )?code -?[1-9]|Segmentation fault|core dumped|Root Cause \(first observed failure\)"
-    r"|failed \(exitcode: -?[1-9]|returned non-zero exit status|Sending process \d+ closing signal|Aborted|Terminated|Killed"
+    r"|failed \(exitcode: -?[1-9]|returned non-zero exit status|Sending process \d+ closing signal"
+    r"|(?:^|: |\d )(?:Aborted|Terminated|Killed)\s*(?:\(core dumped\)\s*)?(?:$| {2})"
 )
 
 
@@ -81,6 +86,7 @@ class Story:
     world: int | None = None
     ends_well: int = -1  # offset of the last line that says so
     failed: int = -1  # offset of the last line in which a launcher or shell says that it failed
+    trouble: int = -1  # offset of the last exception
     started: int = -1  # offset of the last line that a launcher prints at its start, after it had failed before
 
     def time_at(self, offset: int) -> float | None:
@@ -105,10 +111,20 @@ def read(source: Source, places: Places) -> Story:
     known = _known()
     for line in lines:
         for key in dict.fromkeys(by_offset.get(line.offset, ())):
-            if key in known and line.offset not in quoted and NO_FAILURE not in line.raw and (hit := _hit(story, line, key)):
+            if key not in known or line.offset in quoted or NO_FAILURE.search(line.raw):
+                continue
+            if (hit := _hit(story, line, key)) and not _merely(hit):
                 story.hits.append(hit)
     _by_frame(story)
     return story
+
+
+def _merely(hit: Hit) -> bool:
+    if hit.thrown or hit.signature.role not in (ROOT, WEAK):
+        return False
+    if MERELY.search(hit.line.text[: hit.start + 40]):
+        return hit.signature.role == ROOT
+    return bool(GOES_ON.search(hit.line.text)) and not EXCEPTION.match(hit.line.text)
 
 
 def _by_frame(story: Story) -> None:
@@ -116,7 +132,7 @@ def _by_frame(story: Story) -> None:
     said = {id(hit.thrown) for hit in story.hits}
     for one in story.tracebacks:
         if one.end and one.frames and id(one) not in said:
-            text = f"{one.type}: {one.text} at {one.frames[-1]}"
+            text = f"{one.type}: {one.text} at {one.frames[-1]}, called by {one.caller}"
             for signature in recognised(text)[:1]:
                 story.hits.append(Hit(signature, one.end, {}, 0, len(text), one.rank, story.time_at(one.end.offset), one))
 
@@ -162,12 +178,14 @@ def _take(story: Story, line: Line) -> None:
     """What a single line tells."""
     if (time := time_of(line.raw)) is not None:
         story._times.append((line.offset, time))
-    story.marks += progress.marks(line.text, line.offset, time)
+    story.marks += progress.marks(line.text, line.offset, time, line.rank)
     if progress.is_end(line.text):
         story.ends_well = line.offset
     if FAILED_END.search(line.text):
         story.failed = line.offset
-    elif START.search(line.text) and (story.failed > story.started):
+    elif "Traceback (most recent call last" in line.text or EXCEPTION.match(line.text):
+        story.trouble = line.offset
+    elif START.search(line.text) and max(story.failed, story.trouble) > story.started:
         story.started = line.offset
     if story.world is None and (world := WORLD.search(line.text)):
         story.world = int(world[1])

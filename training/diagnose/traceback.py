@@ -23,10 +23,10 @@ LINKS = ("During handling of the above exception", "The above exception was the 
 HARMLESS = (
     "Exception ignored in",
     "--- Logging error ---",
-    "Exception in thread",
     "Task exception was never retrieved",
     "Error in atexit",
 )
+THREAD = ("Exception in thread",)
 # What can not belong to the message of an exception.
 NEW_MESSAGE = re.compile(
     r"^(?:\[|[WEIFD]\d{4} |\d{4}-|(?:ERROR|WARNING|INFO|DEBUG|CRITICAL|Traceback|Killed|Aborted|terminate|Sending|wandb)\b"
@@ -42,10 +42,12 @@ class Traceback:
     type: str = ""
     text: str = ""
     frames: list[str] = field(default_factory=list)  # file:line, outermost first
+    quotes: list[str] = field(default_factory=list)  # the source code of each frame, '' where it is not shown
     code: set[int] = field(default_factory=set)  # offsets of lines that quote source code
     asserted: Line | None = None  # the quoted line of an assertion that says nothing else
     before: Traceback | None = None  # the exception from which this one came
-    harmless: bool = False
+    harmless: bool = False  # printed, and nobody dies of it
+    in_thread: bool = False  # it ends its thread only
     last: int = 0  # the offset of the last line that belongs to it
 
     @property
@@ -58,6 +60,12 @@ class Traceback:
         own = [f for f in self.frames if not any(mark in f for mark in LIBRARY)]
         return (own or self.frames or [None])[-1]  # type: ignore[list-item]
 
+    @property
+    def caller(self) -> str:
+        """Source code and place of that frame."""
+        own = [(q, f) for q, f in zip(self.quotes, self.frames, strict=True) if not any(mark in f for mark in LIBRARY)]
+        return " in ".join(own[-1]) if own else ""
+
     def first(self) -> Traceback:
         return self.before.first() if self.before else self
 
@@ -67,7 +75,8 @@ def read(lines: Sequence[Line]) -> list[Traceback]:
     for index, line in enumerate(lines):
         if HEAD.search(line.text):
             one = _one(lines, index)
-            one.before, one.harmless = _linked(lines, index, found), _is_harmless(lines, index)
+            one.before, one.harmless = _linked(lines, index, found), _said_before(lines, index, HARMLESS)
+            one.in_thread = _said_before(lines, index, THREAD)
             one.harmless = one.harmless or bool(one.before and one.before.harmless)
             found.append(one)
     return found
@@ -86,6 +95,7 @@ def _one(lines: Sequence[Line], index: int) -> Traceback:
             text = own
         if frame := FRAME.search(text):
             one.frames.append(f"{frame['file'] or frame['rich']}:{frame['line'] or frame['at']}")
+            one.quotes.append("")
             expected, one.last = True, line.offset
         elif HEAD.search(text):
             if others or one.frames:
@@ -94,6 +104,7 @@ def _one(lines: Sequence[Line], index: int) -> Traceback:
             one.code.add(line.offset)
             if expected:
                 last_quoted = line
+                one.quotes[-1] = text.strip()
             expected, one.last = False, line.offset
         elif (known := EXCEPTION.match(text) or BARE.match(text)) and not text.startswith("raise "):
             one.end, one.type, one.text = line, (known.groupdict().get("type") or text.partition(":")[0]), known["text"] or ""
@@ -127,7 +138,7 @@ def _linked(lines: Sequence[Line], index: int, found: list[Traceback]) -> Traceb
     return next((t for t in reversed(found) if t.rank == rank), None)
 
 
-def _is_harmless(lines: Sequence[Line], index: int) -> bool:
+def _said_before(lines: Sequence[Line], index: int, marks: Sequence[str]) -> bool:
     rank = lines[index].rank
     near = [line.text for line in lines[max(0, index - 2) : index + 1] if line.rank == rank]
-    return any(text.startswith(mark) or f" {mark}" in text[:80] for mark in HARMLESS for text in near)
+    return any(text.startswith(mark) or f" {mark}" in text[:80] for mark in marks for text in near)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+MACHINE = Path("/proc/vmstat")
 UNLIMITED = 1 << 60  # version 1 writes a huge number for 'no limit'
 
 
@@ -43,6 +44,14 @@ def memory() -> Memory | None:
             continue
         found.append(Memory(limit, max(0, used - _cache(folder / "memory.stat"))))
     return min(found, key=lambda one: one.room, default=None)
+
+
+def oom_kills() -> int | None:
+    """How many processes the kernel has ended since memory ran out: in this process's control groups, else on this machine. None: it
+    does not count them."""
+    files = [file for folder in _groups("memory") for file in (folder / "memory.events", folder / "memory.oom_control")]
+    counts = [facts["oom_kill"] for file in (*files, MACHINE) if "oom_kill" in (facts := _facts(file))]
+    return int(counts[0]) if counts else None
 
 
 def available_memory() -> int:
@@ -93,6 +102,11 @@ def _words(file: Path) -> list[str]:
         return []
 
 
+def _facts(file: Path) -> dict[str, str]:
+    words = _words(file)
+    return dict(zip(words[::2], words[1::2], strict=False))
+
+
 def _is_number(word: str) -> bool:
     return word.lstrip("-").isdecimal()
 
@@ -104,7 +118,6 @@ def _number(*files: Path) -> int | None:
 
 def _cache(file: Path) -> int:
     """Bytes of files that were read some time ago: counted as used, given back when they are needed."""
-    words = _words(file)
-    facts = dict(zip(words[::2], words[1::2], strict=False))
+    facts = _facts(file)
     text = facts.get("total_inactive_file", facts.get("inactive_file", "0"))
     return int(text) if text.isdecimal() else 0

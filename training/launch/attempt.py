@@ -16,6 +16,7 @@ from training import console, heartbeat, rundir
 from training.errors import Exit
 from training.host import process
 from training.host.gpus import one_line
+from training.host.limits import oom_kills
 from training.launch import ended, limits, spawn, team, wishes
 from training.launch.line import SILENT, Line, Lost
 from training.launch.outcome import Outcome
@@ -107,6 +108,7 @@ class Attempt:
             serve.address(self.run.ranks, rank).unlink(missing_ok=True)  # a folder with a socket can not be copied
 
     def _start(self) -> None:
+        self.outcome.oom_kills = oom_kills()
         spawn.remove_stale(self.run, self.team)
         command = team.command(self.run, self.plan)
         if self.plan["launcher"]["value"] == "torchrun":

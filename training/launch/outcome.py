@@ -30,3 +30,4 @@ class Outcome:
     ours: bool = True  # our own training; False: somebody's script
     torn_down: bool = False  # a script had come to its end, and was aborted after it
     log_from: dict[Path, int] = field(default_factory=dict)  # log → where this start's words begin: logs go over several starts
+    oom_kills: int | None = None  # what the kernel had ended for memory before this start

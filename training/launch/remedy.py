@@ -91,7 +91,7 @@ def remedy(failure: Failure, plan: dict[str, Any], before: Sequence[Failure]) ->
         return GiveUp("")
     if failure.kind == ASKED:
         return GiveUp("")
-    if failure.cause in NEVER:
+    if failure.cause in NEVER and -failure.status != signal.SIGKILL:  # whom the kernel killed may find more room at the next try
         return GiveUp(NEVER[failure.cause])
     row = _row([*before, failure])[:-1]
     cured = _smaller_batch(failure, plan) or _fewer_workers(failure, plan, row)

@@ -14,6 +14,7 @@ from training.diagnose import card
 from training.diagnose.advice import advice, of_kind, values
 from training.diagnose.line import shown
 from training.errors import RANK_DISK_FULL, Exit
+from training.host import limits
 from training.host.process import STOP_SIGNALS
 from training.launch import cause as causes
 from training.launch import ended
@@ -137,9 +138,19 @@ def _what(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any], status: in
         return causes.of_error(own), ERROR, f"{own['type']}: {first_line}"
     if outcome.ours and -status == signal.SIGBUS and (changed := store.changed(run)):
         return causes.UNKNOWN, DIED, f"killed by SIGBUS: {changed}; the next start prepares it again"
+    if -status == signal.SIGKILL and (kills := _for_memory(outcome)):
+        return "host_oom_killed", DIED, kills
     if (death := outcome.death) and death.kind != DIED:
         return causes.UNKNOWN, death.kind, death.how
     return causes.UNKNOWN, DIED, ended.how(status)
+
+
+def _for_memory(outcome: Outcome) -> str:
+    """How it is known that the kernel has killed a rank since memory ran out; '' when that is not known."""
+    before, now = outcome.oom_kills, limits.oom_kills()
+    if before is None or now is None or now <= before:
+        return ""
+    return f"{ended.how(-signal.SIGKILL)} when memory ran out: the kernel's count of such kills has risen from {before} to {now}"
 
 
 def _where(outcome: Outcome, own: dict[str, Any] | None) -> str | None:
