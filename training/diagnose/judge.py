@@ -203,6 +203,8 @@ def _rank(best: Event, events: Sequence[Event], stories: Sequence[Story]) -> int
     """Who failed first. Of a text without a rank its log's name tells it, then who started it, then torchrun's first failure."""
     story = best.story
     near = [r for r in story.reported if abs(r.line.number - best.line.number) <= TABLE] if story else []
+    if near and best.role == LOST and (roots := [r for r in story.reported if r.root] if story else []):
+        return roots[0].rank
     if near and best.rank is None:
         return min(near, key=lambda r: abs(r.line.number - best.line.number)).rank
     if best.role in (VICTIM, CASCADE, LOST):
