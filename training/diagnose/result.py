@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from training.diagnose.judge import Event, Judgement, judge
 from training.diagnose.line import shown
 from training.diagnose.scan import scan
 from training.diagnose.source import Source, logs_in, rank_of
-from training.diagnose.story import read
+from training.diagnose.story import Story, read
 from training.rundir import RunDir, read_json
 
 SHOWN_LINES = 10
@@ -28,23 +29,19 @@ def diagnose(paths: Sequence[Path | None], language: str) -> dict[str, Any]:
     failure, own = structured.of_run(run) if run and whole else (None, [])
     if failure and run:
         return _of_failure(failure, run, plan, language)
-    sources: list[Source] = []
-    try:
-        for path in paths:
-            logs: Sequence[Path | None] = [path]
-            errors: Sequence[Path] = []
-            if path and path.is_dir():
-                logs, errors = logs_in(path)
-            own += structured.of_files(e for e in errors if run is None or run.path not in e.absolute().parents)
-            for log in logs:
-                alone = len(paths) == len(logs) == 1
-                name = str(log.relative_to(path) if path and log != path else log.name) if log else ""
-                sources.append(Source(log, rank_of(name, alone=alone)))
-        stories = [read(source, scan(source)) for source in sources]
-        return _record(judge(stories, own), run, plan, language)
-    finally:
-        for source in sources:
-            source.close()
+    stories: list[Story] = []
+    for path in paths:
+        logs: Sequence[Path | None] = [path]
+        errors: Sequence[Path] = []
+        if path and path.is_dir():
+            logs, errors = logs_in(path)
+        own += structured.of_files(e for e in errors if run is None or run.path not in e.absolute().parents)
+        for log in logs:
+            name = str(log.relative_to(path) if path and log != path else log.name) if log else ""
+            rank = rank_of(name, alone=len(paths) == len(logs) == 1)
+            with contextlib.closing(Source(log, rank)) as source:  # one at a time: a folder may hold more than may be open
+                stories.append(read(source, scan(source)))
+    return _record(judge(stories, own), run, plan, language)
 
 
 def _of_failure(failure: dict[str, Any], run: RunDir, plan: dict[str, Any] | None, language: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from training import console
 from training.errors import Exit, Problem, UserError
 
 CHUNK = 1 << 20  # bytes
@@ -83,7 +84,7 @@ class Source:
 def _opened(path: Path | None) -> IO[bytes]:
     """A seekable file of text whose lines end in \\n: the log itself where it is one, else a temporary copy."""
     file: IO[bytes] = path.open("rb") if path else sys.stdin.buffer
-    if path:
+    if path and path.is_file():
         head = file.read(HEAD)
         file.seek(0)
         if head.startswith(b"\x1f\x8b"):
@@ -97,7 +98,7 @@ def _opened(path: Path | None) -> IO[bytes]:
             with file:
                 return _narrow(file, encoding)
         return file
-    copy = _copy(file)
+    copy = _copy(file)  # of what can be read once: a pipe
     encoding = _wide(copy.read(HEAD))
     copy.seek(0)
     return _narrow(copy, encoding) if encoding else copy
@@ -177,7 +178,8 @@ def _is_text(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             head = file.read(HEAD)
-    except OSError:
+    except OSError as error:
+        console.warning(f"{path} is left out: {error.strerror}")
         return False
     return bool(head) and (head.startswith(b"\x1f\x8b") or _wide(head) is not None or b"\0" not in head)
 
