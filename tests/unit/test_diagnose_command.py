@@ -125,7 +125,7 @@ def test_advice_for_a_run_of_ours_has_its_numbers(run: RunDir) -> None:
 def test_a_log_in_a_run_of_ours_gets_its_numbers_too(run: RunDir) -> None:
     run.rank_log(1).write_text("RuntimeError: DataLoader worker (pid(s) 3216) exited unexpectedly\n")
     record = result.diagnose([run.rank_log(1)], "zh")
-    assert record["rank"] == 1 and record["advice"][-1] == "./launch_train.sh 2 --resume=run --num_workers=0"
+    assert record["rank"] == 1 and "./launch_train.sh 2 --resume=run --num_workers=0" in record["advice"]
 
 
 def test_the_verdict_of_the_run_comes_before_its_texts(run: RunDir) -> None:

@@ -18,6 +18,8 @@ from training.rundir import RunDir
 from training.summary import next_command
 
 GIB = 1 << 30
+MOST = 6  # sentences: one screen
+OTHERWISE = " || "
 FORMAT = string.Formatter()
 
 
@@ -26,10 +28,14 @@ def advice(
 ) -> list[str]:
     """Best first. `ours`: the values of a run of ours (`values`). A sentence whose values are not known is left out."""
     known = catalogue.causes().get(cause) or catalogue.causes()[catalogue.UNKNOWN]
-    if ours and (own := filled(known.ours, {**groups, **ours}, language)):
-        return own
     special = filled(signature.advice, groups, language) if signature else []
-    return special or filled(known.advice, groups, language)
+    if ours and (own := filled(known.ours, {**groups, **ours}, language)):
+        return _first_ones([*own, *special])
+    return _first_ones([*special, *filled(known.advice, groups, language)])
+
+
+def _first_ones(sentences: list[str]) -> list[str]:
+    return list(dict.fromkeys(sentences))[:MOST]
 
 
 def of_kind(kind: str, language: str, ours: Mapping[str, str]) -> list[str]:
@@ -38,8 +44,13 @@ def of_kind(kind: str, language: str, ours: Mapping[str, str]) -> list[str]:
 
 
 def filled(text: Text, values: Mapping[str, str], language: str) -> list[str]:
-    """The sentences whose values are all known; of those that ask for one alone, `{path}` for example, none is left half said."""
-    return [sentence.format_map(values) for sentence in text.in_language(language) if _names(sentence) <= values.keys()]
+    """The sentences whose values are all known. Of `with {port} || without` it is the first one that can be said."""
+    found = []
+    for sentence in text.in_language(language):
+        said = next((one for one in sentence.split(OTHERWISE) if _names(one) <= values.keys()), None)
+        if said is not None:
+            found.append(said.format_map(values))
+    return found
 
 
 def _names(sentence: str) -> set[str]:
