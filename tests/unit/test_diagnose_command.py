@@ -6,14 +6,17 @@ import gzip
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from training import heartbeat
 from training.diagnose import __main__ as command
 from training.diagnose import card, result
 from training.rundir import RunDir, write_json
@@ -141,6 +144,19 @@ def test_the_verdict_of_the_run_comes_before_its_texts(run: RunDir) -> None:
     record = result.diagnose([run.path], "en")
     assert (record["cause"], record["rank"], record["where"]) == ("hang", 1, "model.py:12")
     assert any("--resume=run" in line for line in record["advice"])
+
+
+def test_a_run_that_has_vanished_is_told_by_its_heartbeats(run: RunDir) -> None:
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True)
+    write_json(run.supervisor, {"pid": int(gone.stdout), "host": socket.gethostname(), "started": time.time()})
+    writer = heartbeat.Heartbeat(run.heartbeat(1), 1)
+    writer.step = 12
+    writer.beat("backward")
+    run.rank_log(1).write_text("step 11 | loss: 3.1\n")
+    record = result.diagnose([run.path], "en")
+    assert record["cause"] == "unknown" and "every rank are gone. Last signs: rank 1: step 12: backward" in record["summary"]
+    write_json(run.supervisor, {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()})
+    assert result.diagnose([run.path], "en")["cause"] == "none", "it is alive"
 
 
 def test_what_a_rank_reported_comes_before_what_others_logged(run: RunDir) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from training import heartbeat
 from training.diagnose import scan, source
 from training.diagnose.catalogue import NONE, ROOT, UNKNOWN, causes
 from training.diagnose.judge import OWN, UNLISTED, Event
@@ -14,6 +17,9 @@ from training.diagnose.line import Line, shown
 from training.rundir import RunDir, read_json
 
 ROOT_FOLDERS = 3  # a log may lie that deep in its run: attempt_0/1/stderr.log
+
+
+STARTED_WITHIN_S = 60.0  # a supervisor writes its number soon after it began
 
 
 def run_of(path: Path) -> RunDir | None:
@@ -37,7 +43,29 @@ def of_run(run: RunDir) -> tuple[dict[str, Any] | None, list[Event]]:
     failure = read_json(run.failure)
     if failure and failure.get("cause") in causes() and failure["cause"] not in (UNKNOWN, NONE):
         return failure, []
-    return None, list(of_files(sorted(run.ranks.glob("rank*.error.json"))))
+    return None, list(of_files(sorted(run.ranks.glob("rank*.error.json")))) or _vanished(run)
+
+
+def _vanished(run: RunDir) -> list[Event]:
+    """A run that nobody has ended, and of which nobody lives: what its heartbeats show last."""
+    supervisor = read_json(run.supervisor)
+    if not supervisor or read_json(run.failure) or read_json(run.summary) or _lives(supervisor):
+        return []
+    beats = heartbeat.read_all(run.heartbeats)
+    last = "; ".join(f"rank {b.rank}: {b}, {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(b.wall_time))}" for b in beats)
+    text = "the run has ended without a word: its supervisor and every rank are gone" + (f". Last signs: {last}" if last else "")
+    return [Event(UNKNOWN, OWN, Line(1, text, None, text, 0), None, None, text=text)]
+
+
+def _lives(supervisor: dict[str, Any]) -> bool:
+    """Whether its process is still there: on this machine, and not another one that has got its number. On another machine: perhaps."""
+    if supervisor.get("host") != socket.gethostname():
+        return True
+    try:
+        began = Path(f"/proc/{int(supervisor['pid'])}").stat().st_ctime
+    except (OSError, KeyError, ValueError):
+        return False
+    return began <= float(supervisor.get("started", 0.0)) + STARTED_WITHIN_S
 
 
 def of_files(paths: Iterable[Path]) -> Iterable[Event]:
