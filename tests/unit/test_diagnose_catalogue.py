@@ -105,3 +105,16 @@ def test_every_cause_but_the_last_ones_has_a_text() -> None:
 def test_kinds_have_words_in_both_languages() -> None:
     assert set(catalogue.kinds()) == {"silent", "desync", "uneven", "killed", "torn_down"}
     assert all(len(text.en) == len(text.zh) > 0 for text in catalogue.kinds().values())
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", [patterns.Fast, patterns.Slow], ids=["RE2", "re"])
+def test_no_text_makes_a_pattern_run_away(kind: type[patterns.Fast] | type[patterns.Slow]) -> None:
+    """Beginnings of what it looks for, over and over in one line, and never its end: exponential or cubic matching would not come back."""
+    found = 0
+    for entry in ALL:
+        finder = kind([(entry.id, pattern) for pattern in entry.patterns])
+        for sample in entry.samples:
+            for part in (sample[: len(sample) // 2], sample[:-1], f"{sample[:12]} ", "".join(c * 9 for c in sample[:40])):
+                found += len(list(finder.found((part * (1 + 16_000 // max(1, len(part)))).encode())))
+    assert found > 0

@@ -17,8 +17,6 @@ from training.diagnose.line import Line, shown
 from training.rundir import RunDir, read_json
 
 ROOT_FOLDERS = 3  # a log may lie that deep in its run: attempt_0/1/stderr.log
-
-
 STARTED_WITHIN_S = 60.0  # a supervisor writes its number soon after it began
 
 
