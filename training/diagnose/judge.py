@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +27,7 @@ CONFIDENCE = dict.fromkeys(ORDER, "low") | {OWN: "high", ROOT: "high"} | dict.fr
 # print (8 KiB), so that what was merely logged needs less.
 GROWN_LOGGED, GROWN_THROWN = 2, 3
 BUFFER = 16 << 10
+PID = re.compile(r"\bpid[=: ]+(\d+)", re.I)
 TABLE = 4  # lines between a rank in torchrun's table and how it ended
 SOON = 120  # lines: what a rank says after the root is of it
 
@@ -221,8 +223,23 @@ def _rank(best: Event, events: Sequence[Event], stories: Sequence[Story]) -> int
     same = [e for e in broken if e.cause == best.cause] or [e for e in broken if e.thrown and e.line.offset > best.line.offset]
     if same:
         return min(same, key=lambda e: e.line.offset).rank
-    first = [r for r in story.reported if r.root and r.line.offset > best.line.offset]
-    return first[0].rank if first else None
+    return _of_table(best, story, _lonely(events))
+
+
+def _of_table(best: Event, story: Story, lonely: set[int]) -> int | None:
+    """By torchrun's table: the rank whose process the text names; else its first failure, unless that is one who only waited."""
+    named = {int(pid) for pid in PID.findall(best.line.text)}
+    later = [r for r in story.reported if r.line.offset > best.line.offset]
+    of_process = [r.rank for r in later if r.pid in named]
+    broken = [r.rank for r in later if r.rank not in lonely]
+    first = [r.rank for r in later if r.root and r.rank in broken]
+    return next(iter([*of_process, *first, *broken]), None)
+
+
+def _lonely(events: Sequence[Event]) -> set[int]:
+    """The ranks that say they waited for others, or lost them."""
+    ranks = {e.story.source.rank if e.rank is None and e.story else e.rank for e in events if e.role in (VICTIM, CASCADE, LOST)}
+    return {rank for rank in ranks if rank is not None}
 
 
 def _missing(best: Event, events: Sequence[Event], stories: Sequence[Story]) -> int | None:
@@ -238,11 +255,9 @@ def _missing(best: Event, events: Sequence[Event], stories: Sequence[Story]) -> 
         if len(who) == 1:
             return who[0]
     world = next((s.world for s in stories if s.world), None)
-    waiting = {
-        e.rank if e.rank is not None else e.story.source.rank if e.story else None for e in events if e.role in (VICTIM, CASCADE, LOST)
-    } - {None}
-    if world and len(waiting) == world - 1 and all(w is not None and w < world for w in waiting):
-        return next(iter(set(range(world)) - waiting), None)  # type: ignore[arg-type]
+    waiting = _lonely(events)
+    if world and len(waiting) == world - 1 and max(waiting, default=0) < world:
+        return next(iter(set(range(world)) - waiting), None)
     return None
 
 

@@ -12,6 +12,7 @@ COUNTED = re.compile(
     r"|(?P<bar>\d+)%\|[^|]*\| *(?P<done>\d+)/|[\[ ](?P<of>\d+) ?/ ?\d+\b",
     re.I,
 )
+LONG = 2000  # characters
 ALONE = re.compile(r"[\[(]?(?:it|iter|step|epoch|ep)[ :=_]*\d+\b.{0,80}\d", re.I)  # `it 450 | 2.100`
 LOOKS_LIKE_TRAINING = re.compile(
     r"\b(?:loss|lr|ppl|acc\w*|tok\w*/s\w*|mfu|eta|wps|grad_?norm|samples?/s\w*|bpb|psnr|reward|it/s|s/it|tok/sec|elapsed|dt|time)\b|it/s|s/it|\d%\|"
@@ -39,7 +40,9 @@ class Mark:
 
 def marks(text: str, offset: int, time: float | None, rank: int | None) -> list[Mark]:
     """Everything in a line that counts."""
-    if len(text) > 2000 or not (LOOKS_LIKE_TRAINING.search(text) or ALONE.match(text)):
+    if len(text) > 2 * LONG:  # bars on one endless line
+        return marks(text[:LONG], offset, time, rank) + marks(text[-LONG:], offset, time, rank)
+    if not (LOOKS_LIKE_TRAINING.search(text) or ALONE.match(text)):
         return []
     found = []
     for one in COUNTED.finditer(text):
@@ -49,7 +52,7 @@ def marks(text: str, offset: int, time: float | None, rank: int | None) -> list[
             found.append(Mark(offset, "of", int(one["of"]), time, rank))
         else:
             found.append(Mark(offset, one["name"].lower(), int(one["number"].replace(",", "")), time, rank))
-    return found[:8]
+    return found
 
 
 def is_end(text: str) -> bool:

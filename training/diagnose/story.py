@@ -30,7 +30,7 @@ WORLD = re.compile(
     re.I,
 )
 REPORTED = re.compile(r"rank {1,10}: (\d+) \(local_rank: (\d+)\)")
-STATUS = re.compile(r"exitcode {1,10}: (-?\d+)")
+STATUS = re.compile(r"exitcode {1,10}: (-?\d+)(?: \(pid: (\d+)\))?")
 ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d+)|last enqueued: (\d+)")
 SPAWNED = re.compile(r"-- Process (\d+) terminated")
 CARD = re.compile(r"  Cause      ([a-z_]+): (.*)")
@@ -68,6 +68,7 @@ class Reported:
     rank: int
     local: int
     status: int | None
+    pid: int | None
     line: Line
     root: bool
 
@@ -206,8 +207,9 @@ def _reported(lines: Sequence[Line]) -> list[Reported]:
         elif "Other Failures" in line.text:
             root = False
         elif rank := REPORTED.search(line.text):
-            status = next((int(m[1]) for after in lines[index : index + 3] if (m := STATUS.search(after.text))), None)
-            found.append(Reported(int(rank[1]), int(rank[2]), status, line, root))
+            ended = next((m for after in lines[index : index + 3] if (m := STATUS.search(after.text))), None)
+            status, pid = (int(ended[1]), int(ended[2]) if ended[2] else None) if ended else (None, None)
+            found.append(Reported(int(rank[1]), int(rank[2]), status, pid, line, root))
     return found
 
 

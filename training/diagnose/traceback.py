@@ -122,8 +122,9 @@ def _one(lines: Sequence[Line], index: int) -> Traceback:
 
 
 def _lead(text: str) -> str:
-    """What somebody's logger puts before every line of a traceback."""
-    return re.sub(r"\d", "0", text[: text.index("Traceback")].lstrip(" ╭─┌|+"))
+    """What somebody's logger puts before every line of a traceback; a frame around it (rich) is none."""
+    lead = text[: text.index("Traceback")]
+    return "" if lead.strip(" ╭─┌|+") == "" and lead.strip() else re.sub(r"\d", "0", lead)
 
 
 def _without(lead: str, text: str) -> str | None:
