@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import shutil
 import signal
@@ -34,13 +35,23 @@ def processes(token: str) -> dict[int, str]:
     return found
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 60.0, what: str = "condition") -> None:
-    """Wait for a condition, not for a time; the limit only ends a failed test."""
+def wait_until(condition: Callable[[], object], seconds: float = 60.0, what: str = "condition", every_s: float = 0.02) -> None:
+    """Wait for a condition, not for a time; the limit only ends a failed test. `every_s`: longer where asking is work."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
             raise AssertionError(f"not within {seconds} s: {what}")
-        time.sleep(0.02)
+        time.sleep(every_s)
+
+
+def nobody_left(token: str) -> None:
+    """Soon there is no process with this token; who is left is killed."""
+    end = time.monotonic() + GONE_WITHIN_S
+    while (left := processes(token)) and time.monotonic() < end:
+        time.sleep(0.05)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, f"left behind: {left}"
 
 
 @pytest.fixture
@@ -48,12 +59,7 @@ def token() -> Iterator[str]:
     """A fresh mark for the processes of one test; at its end none of them may be left."""
     value = uuid.uuid4().hex
     yield value
-    end = time.monotonic() + GONE_WITHIN_S
-    while (left := processes(value)) and time.monotonic() < end:
-        time.sleep(0.05)
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert not left, f"left behind: {left}"
+    nobody_left(value)
 
 
 @pytest.fixture(scope="session")
@@ -68,6 +74,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if source.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target)
+    # As after the first run of a user: also where the environment forbids to write bytecode, as many containers do.
+    for part in ("training", "lib", "benchmarks"):
+        compileall.compile_dir(copy / part, quiet=1)
     # Its parts are links, the folder is not: whatever happens to the copy's environment can not reach the real one.
     (copy / ".venv").mkdir()
     for part in (ROOT / ".venv").iterdir():

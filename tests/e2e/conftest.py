@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import TOKEN, wait_until
+from tests.conftest import TOKEN, nobody_left, wait_until
 from training.rundir import RunDir, read_json, read_records
 
 TINY = {
@@ -126,3 +127,19 @@ class Launcher:
 @pytest.fixture
 def launch(project: Path, tmp_path: Path, token: str) -> Callable[..., Launched]:
     return Launcher(project, tmp_path, token)
+
+
+@pytest.fixture(scope="session")
+def once(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Launched]]:
+    """A run that nothing happens to, to compare others with: made when the first test asks for it, and only looked at."""
+    token = uuid.uuid4().hex
+    start, done = Launcher(project, tmp_path_factory.mktemp("untouched runs"), token), dict[tuple[object, ...], Launched]()
+
+    def make(*command: str, **flags: object) -> Launched:
+        key = (*command, *sorted((name, str(value)) for name, value in flags.items()))
+        if key not in done:
+            done[key] = start(*command, **flags).ok()
+        return done[key]
+
+    yield make
+    nobody_left(token)

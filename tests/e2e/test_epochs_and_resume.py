@@ -52,11 +52,12 @@ def test_workers_change_nothing(launch: Launch, small_text: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_resume_after_kill_is_bit_exact(launch: Launch, small_text: Path, workers: int) -> None:
-    """kill -9 of the launcher in the middle of the second epoch."""
-    settings = {"data": small_text, "num_epochs": 4, "save_every": 7, "num_workers": workers, **EPOCHS}
+    """kill -9 of the launcher in the middle of an epoch, with all that is random or kept: dropout, workers, accumulation."""
+    settings = {"data": small_text, "num_epochs": 8, "save_every": 7, "num_workers": workers, **EPOCHS, "total_batch_size": 256}
+    settings |= {"dropout": 0.2, "activation_checkpointing": 1}
     whole = launch(*RUN, **settings).ok()
     cut = launch(*RUN, name="cut", **settings)
-    cut.wait_for("Epoch: 2, Iter: 16,")
+    cut.wait_for("Epoch: 4, Iter: 17,")
     cut.process.send_signal(signal.SIGKILL)
     cut.wait()
     resumed = launch("./launch_train.sh", "2", tiny=False, resume="cut").ok()
@@ -119,25 +120,6 @@ def test_what_lives_before_the_first_epoch_is_not_collected_again(launch: Launch
     launch(*RUN, data=small_text, num_epochs=3, hook=at_rank(0, patch), **EPOCHS).ok()
     first, *epochs = map(int, seen.read_text().split())
     assert first == 0 and len(epochs) == 3 and min(epochs) > 10_000
-
-
-def test_damaged_checkpoint_is_named_and_the_one_before_used(launch: Launch) -> None:
-    whole = launch(*RUN, num_iterations=20, save_every=5, name="flipped").ok()
-    newest = sorted(whole.run.checkpoints.glob("step_*"))[-1] / "state.pt"
-    content = bytearray(newest.read_bytes())
-    content[len(content) // 2] ^= 1
-    newest.write_bytes(content)
-    resumed = launch("./launch_train.sh", "2", tiny=False, resume="flipped").ok()
-    assert "damaged checkpoint skipped: step_00000020" in resumed.output and "flipped bit" in resumed.output
-    assert "resumed from step_00000015" in resumed.output
-    assert resumed.losses == whole.losses
-
-
-@pytest.mark.slow
-def test_resume_with_another_number_of_ranks_says_so(launch: Launch) -> None:
-    launch(*RUN, name="two").ok()
-    resumed = launch("./launch_train.sh", "1", tiny=False, resume="two", num_iterations=15).ok()
-    assert "saved by 2 ranks, continued by 1" in resumed.output and max(resumed.steps) == 15
 
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "train.py", f"--config={RUN[2]}")

@@ -30,21 +30,14 @@ def test_exception_in_one_rank_is_named_with_file_and_line(launch: Launch) -> No
     assert "Traceback" not in run.output.split("training failed")[0], "rank 0's victim traceback is no news"
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_killed_rank_is_named_in_two_seconds(launch: Launch, rank: int) -> None:
+def test_a_rank_that_is_killed_from_outside_is_named(launch: Launch) -> None:
     run = launch(*RUN, num_iterations=100000)
     run.wait_for("Iter: 3,")
     killed = time.monotonic()
-    os.kill(run.pids[rank], signal.SIGKILL)
+    os.kill(run.pids[0], signal.SIGKILL)
     assert run.wait() == 4
     assert time.monotonic() - killed < 8
-    assert run.failure["rank"] == rank and run.failure["summary"] == "killed by SIGKILL"
-
-
-def test_exit_zero_in_the_middle_is_a_failure(launch: Launch) -> None:
-    run = launch(*RUN, hook=in_forward(1, 5, "os._exit(0)"))
-    assert run.wait() == 4
-    assert run.failure["rank"] == 1 and "status 0 in the middle" in run.failure["summary"]
+    assert run.failure["rank"] == 0 and run.failure["summary"] == "killed by SIGKILL"
 
 
 @pytest.mark.slow
@@ -54,23 +47,6 @@ def test_exit_zero_in_the_middle_is_noticed_where_torchrun_takes_it_for_an_end(l
     assert run.wait(60) == 5
     assert (run.failure["rank"], run.failure["phase"]) == (1, "step 5: forward")
     assert run.failure["summary"].startswith("is gone in the middle of its work, since ")
-
-
-def test_nan_names_rank_and_step_on_all_ranks(launch: Launch) -> None:
-    run = launch(*RUN, hook=in_forward(1, 5, "return original(*args, **kwargs) * float('nan')"))
-    assert run.wait() == 4
-    assert run.failure["cause"] == "nan_loss" and run.failure["rank"] == 1
-    assert "loss is nan on rank 1 at step 5" in run.failure["summary"]
-    assert max(run.steps) == 4, "the broken step is not recorded"
-
-
-def test_stopped_rank_is_a_hang_with_the_guilty_rank_and_its_line(launch: Launch) -> None:
-    run = launch(*RUN, hang_timeout=3, hook=in_forward(1, 5, "__import__('time').sleep(3600)"))
-    assert run.wait() == 5
-    failure = run.failure
-    assert failure["cause"] == "hang" and failure["rank"] == 1 and failure["phase"] == "step 5: forward"
-    assert "sitecustomize.py:" in failure["where"]
-    assert failure["phases"]["0"].startswith("step 5: "), "the other one waits"
 
 
 def test_killed_launcher_leaves_nobody(launch: Launch, token: str) -> None:

@@ -127,9 +127,11 @@ def test_two_machines_train_like_one(node: Node, launch: Launch) -> None:
     assert sorted(r["rank"] for r in (read_json(second.run.supervisor) or {})["ranks"]) == [2, 3]
 
 
-def test_a_common_disk_has_one_run_and_a_folder_for_the_second(node: Node) -> None:
-    first, second = node(0, shared=True), node(1, shared=True)
-    assert (first.wait(), second.wait()) == (0, 0), first.output[-2000:] + second.output[-2000:]
+def test_a_common_disk_has_one_run_and_a_folder_for_the_second_which_stops_with_the_first(node: Node) -> None:
+    first, second = node(0, shared=True, num_iterations=100000), node(1, shared=True, num_iterations=100000)
+    first.wait_for("Iter: 3,")
+    first.process.send_signal(signal.SIGTERM)
+    assert (first.wait(30), second.wait(30)) == (75, 75), first.output[-2000:] + second.output[-2000:]
     assert [p.name for p in first.run.path.parent.glob("*/plan.json")] == ["plan.json"]
     assert (read_json(first.run.plan) or {})["place"]["node_rank"] == 0
     assert (read_json(second.run.own_plan) or {})["place"]["node_rank"] == 1
@@ -155,14 +157,14 @@ def test_a_machine_that_disappears_is_named(node: Node, token: str) -> None:
     wait_until(lambda: not processes(token), 8, "everybody gone")
 
 
-def test_after_a_killed_rank_both_go_on(node: Node, launch: Launch) -> None:
+def test_after_a_killed_rank_both_go_on(node: Node, once: Launch) -> None:
     saving: dict[str, Any] = {"num_iterations": 40, "save_every": 5}
     again = saving | {"shared": True, "retries": 1, "inject": "kill@rank=1,step=23"}
     first, second = node(0, **again), node(1, **again)
     assert (first.wait(), second.wait()) == (0, 0), first.output[-3000:] + second.output[-3000:]
     assert "restarting (1 of 1) from step 20: 3 steps lost" in first.output and "resumed from step_00000020" in first.output
     assert "restarting with the other machines" in second.output
-    whole = launch("./launch_train.sh", "2", CONFIG, **saving).ok()
+    whole = once("./launch_train.sh", "2", CONFIG, **saving)
     assert first.losses == whole.losses, "bit for bit"
 
 
@@ -192,7 +194,7 @@ def test_a_network_that_loses_one_direction_is_named(node: Node, cable: Cable) -
         assert "silent for 10 s: no answer of its supervisor; the network" in run.output and run.failure["cause"] == "nccl_network"
 
 
-def test_a_short_cut_ends_nothing(node: Node, cable: Cable) -> None:
+def test_a_short_cut_and_a_frozen_supervisor_end_nothing_and_who_is_asked_stops_both(node: Node, cable: Cable, token: str) -> None:
     first, second = node(0, num_iterations=100000), node(1, num_iterations=100000)
     first.wait_for("Iter: 3,")
     join = cable(1)
@@ -200,14 +202,8 @@ def test_a_short_cut_ends_nothing(node: Node, cable: Cable) -> None:
     before = last_step(first)
     join()
     wait_until(lambda: last_step(first) > before + 3, 30, "the training goes on")
-    second.process.send_signal(signal.SIGTERM)
-    assert (first.wait(30), second.wait(30)) == (75, 75), first.output[-2000:]
     assert "silent" not in first.output + second.output
 
-
-def test_a_frozen_supervisor_is_said_and_ends_nothing(node: Node, token: str) -> None:
-    first, second = node(0, num_iterations=100000), node(1, num_iterations=100000)
-    first.wait_for("Iter: 3,")
     supervisor, _ = of_node(token, 1)
     os.kill(supervisor, signal.SIGSTOP)
     first.wait_for(f"node 1 ({ADDRESSES[1]}, {HOST}) silent for 10 s: the machine answers, its supervisor does not", 15)
@@ -216,8 +212,9 @@ def test_a_frozen_supervisor_is_said_and_ends_nothing(node: Node, token: str) ->
     wait_until(lambda: last_step(first) > before + 3, 30, "the training goes on")
     os.kill(supervisor, signal.SIGCONT)
     first.wait_for(f"node 1 ({ADDRESSES[1]}, {HOST}) answers again")
-    first.process.send_signal(signal.SIGTERM)
+    second.process.send_signal(signal.SIGTERM)
     assert (first.wait(30), second.wait(30)) == (75, 75), first.output[-2000:]
+    assert "checkpoint saved" in first.output
     assert "silent" not in second.output, "it was asleep itself"
 
 
@@ -248,14 +245,6 @@ def test_silence_at_the_meeting_is_named(node: Node, cable: Cable) -> None:
     runs[0].wait_for(f"node 1 ({ADDRESSES[1]}, {HOST}) {silent}; it may come again", VERDICT_S)
     assert runs[1].wait(VERDICT_S) == 3 and f"before the start: node 0 ({ADDRESSES[0]}, {HOST}) {silent}" in runs[1].output
     assert runs[0].wait(30) == 3 and "node 1, 2 of 3 did not come" in runs[0].output
-
-
-def test_asked_to_stop_on_one_machine_saves_and_stops_both(node: Node) -> None:
-    first, second = node(0, num_iterations=100000), node(1, num_iterations=100000)
-    first.wait_for("Iter: 3,")
-    second.process.send_signal(signal.SIGTERM)
-    assert (first.wait(30), second.wait(30)) == (75, 75)
-    assert "checkpoint saved" in first.output
 
 
 def test_a_missing_machine_is_named(node: Node) -> None:

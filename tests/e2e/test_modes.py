@@ -31,8 +31,8 @@ def first_line(run: Launched) -> str:
     return line.partition(" mode ")[2]
 
 
-def test_plain_and_leftovers(launch: Launch) -> None:
-    plain = launch(*SCRIPT).ok()
+def test_plain_and_leftovers(launch: Launch, once: Launch) -> None:
+    plain = once(*SCRIPT)
     assert first_line(plain) == "local: nothing above us has started ranks"
     left = {"WORLD_SIZE": "7", "PET_NNODES": "2", "TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": "1"}
     run = launch(*SCRIPT, env=left).ok()
@@ -144,12 +144,12 @@ sys.meta_path.insert(0, Patch())
 """
 
 
-def test_a_torch_without_libuv_trains(launch: Launch) -> None:
+def test_a_torch_without_libuv_trains(launch: Launch, once: Launch) -> None:
     hook = without_libuv("build")
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", "train.py")
     fails = launch(*torchrun, f"--config={CONFIG}", hook=hook)
     assert fails.wait() != 0 and "without libuv support" in fails.output, "the stand-in does what it should"
-    plain = launch(*SCRIPT).ok()
+    plain = once(*SCRIPT)
     assert launch(*SCRIPT, hook=hook).ok().losses == plain.losses
     by_torchrun = launch(*SCRIPT, hook=hook, launcher="torchrun").ok()
     assert "built without libuv: started again with USE_LIBUV=0, directly" in by_torchrun.output and by_torchrun.losses == plain.losses

@@ -28,8 +28,8 @@ def configured(run: Launched, name: str) -> Any:
     return (read_json(run.run.plan) or {})["config"][name]
 
 
-def test_after_a_killed_rank_the_run_goes_on_and_nothing_is_different(launch: Launch) -> None:
-    whole = launch(*LAUNCH, **SAVING).ok()
+def test_after_a_killed_rank_the_run_goes_on_and_nothing_is_different(launch: Launch, once: Launch) -> None:
+    whole = once(*LAUNCH, **SAVING)
     run = launch(*ENHANCED, **SAVING, inject="kill@rank=1,step=23").ok()
     assert run.losses == whole.losses, "bit for bit"
     assert "recovery: at most 2 restarts in a row" in run.output
@@ -79,8 +79,8 @@ def test_a_data_loader_that_keeps_failing_gets_fewer_workers(launch: Launch) -> 
 
 
 @pytest.mark.slow
-def test_a_hang_is_ended_and_the_run_goes_on(launch: Launch) -> None:
-    whole = launch(*LAUNCH, **SAVING).ok()
+def test_a_hang_is_ended_and_the_run_goes_on(launch: Launch, once: Launch) -> None:
+    whole = once(*LAUNCH, **SAVING)
     run = launch(*LAUNCH, **SAVING, retries=1, hang_timeout=3, inject="sleep@rank=1,step=12").ok()
     assert run.losses == whole.losses
     (restart,) = events(run, "restart")
@@ -140,12 +140,12 @@ def test_asked_to_stop_after_a_restart_it_saves_and_says_so(launch: Launch) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "size"), [("kill@rank=1,step=7", 8), ("oom@rank=1,step=7,above=4", 4)])
-def test_several_machines_start_again_together(launch: Launch, fault: str, size: int) -> None:
+def test_several_machines_start_again_together(launch: Launch, once: Launch, fault: str, size: int) -> None:
     """Two supervisors with a common disk, here on one machine: node 0 decides, also when a rank of the other one has failed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    whole = launch(*LAUNCH, device_batch_size=8, total_batch_size=512, optimizer="adamw", precision="fp32", save_every=5).ok()
+    whole = once(*LAUNCH, device_batch_size=8, total_batch_size=512, optimizer="adamw", precision="fp32", save_every=5)
     nodes = []
     for number in (1, 0):
         flags = {"nnodes": 2, "node_rank": number, "master_addr": "127.0.0.1", "master_port": port, "retries": 1, "inject": fault}

@@ -46,8 +46,13 @@ class Terminal:
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> list[str]:
-    flags = TINY | {"num_iterations": 2000, "log_every": 200, "out_dir": tmp_path / "experiments", "log_dir": tmp_path / "logs"}
+def steps() -> int:
+    return 2000
+
+
+@pytest.fixture
+def command(tmp_path: Path, steps: int) -> list[str]:
+    flags = TINY | {"num_iterations": steps, "log_every": steps // 10, "out_dir": tmp_path / "experiments", "log_dir": tmp_path / "logs"}
     return ["./launch_train.sh", "2", "configs/dual_gpu/quickstart.py", *(f"--{k}={v}" for k, v in flags.items())]
 
 
@@ -77,13 +82,14 @@ def test_no_color_is_respected(project: Path, command: list[str], token: str) ->
     assert b"\x1b[3" not in terminal.raw and b"[ERROR]" in terminal.raw
 
 
-def test_a_lost_terminal_does_not_end_the_run(project: Path, command: list[str], token: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [500])
+def test_a_lost_terminal_does_not_end_the_run(project: Path, command: list[str], token: str, tmp_path: Path, steps: int) -> None:
     terminal = Terminal(command, project, environment(token))
     terminal.until("loss=")
     os.close(terminal.child.fileno())  # what a broken ssh connection does: hang-up, and nobody reads any more
     terminal.child.closed = True
     (run,) = (RunDir(path) for path in (tmp_path / "experiments").iterdir())
-    wait_until(lambda: (read_json(run.summary) or {}).get("steps") == 2000, 120, "the run trains to its end")
+    wait_until(lambda: (read_json(run.summary) or {}).get("steps") == steps, 120, "the run trains to its end")
     wait_until(lambda: not processes(token), 8, "everybody gone")
 
 

@@ -84,13 +84,6 @@ def test_one_process_has_no_group_and_equals_two(launch: Launch) -> None:
 EXACT = {"precision": "fp32", "optimizer": "adamw"}
 
 
-def test_accumulation_changes_nothing(launch: Launch) -> None:
-    whole = launch("./launch_train.sh", "2", QUICKSTART, **EXACT, device_batch_size=4).ok()
-    split = launch("./launch_train.sh", "2", QUICKSTART, **EXACT, device_batch_size=2).ok()
-    assert json.loads(split.run.plan.read_text())["batch"]["accumulation"] == 2
-    assert split.losses == pytest.approx(whole.losses, rel=1e-4)
-
-
 @pytest.mark.slow
 def test_ddp_flags_change_nothing(launch: Launch) -> None:
     plain = launch("./launch_train.sh", "2", QUICKSTART, **EXACT, device_batch_size=2).ok()
@@ -102,12 +95,12 @@ def test_ddp_flags_change_nothing(launch: Launch) -> None:
     assert unused.losses == plain.losses
 
 
-def test_bare_python_and_bare_torchrun(launch: Launch) -> None:
+def test_bare_python_and_bare_torchrun(launch: Launch, once: Launch) -> None:
     python = launch(sys.executable, "train.py", QUICKSTART).ok()
     assert re.search(r"Backend +none", python.output) and python.summary["status"] == "done"
     torchrun = launch(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "train.py", f"--config={QUICKSTART}").ok()
     assert re.search(r"World size +2", torchrun.output) and torchrun.summary["status"] == "done"
-    spawned = launch("./launch_train.sh", "2", QUICKSTART).ok()
+    spawned = once("./launch_train.sh", "2", QUICKSTART)
     assert torchrun.losses == spawned.losses, "whoever starts the ranks, the training is the same"
     for run in (python, torchrun, spawned):
         log = Path(json.loads(run.run.plan.read_text())["log_file"]).read_text()

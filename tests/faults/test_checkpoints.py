@@ -19,7 +19,7 @@ def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_is_used(inject: Inje
     ended = inject("corrupt@step=8;kill@step=11", name="bit", num_iterations=20, save_every=4)
     assert ended.code == 4 and [e["fault"] for e in ended.of("injected")] == ["corrupt", "kill"]
     resumed = launch(*RESUME, tiny=False, resume="bit").ok()
-    assert "damaged checkpoint skipped: step_00000008: state.pt does not match its checksum" in resumed.output
+    assert "damaged checkpoint skipped: step_00000008: state.pt does not match its checksum (a flipped bit?)" in resumed.output
     assert "resumed from step_00000004" in resumed.output
     assert resumed.losses == whole.losses
 

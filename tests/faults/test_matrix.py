@@ -234,6 +234,8 @@ def test_fault_verdict_and_time(
         assert 0 < failure["since_s"] < row.limit_s + 3
         stacks = ended.run.run.path / failure["stacks"]
         assert {p.name.split(".")[0] for p in stacks.glob("rank*")} >= {"rank0", "rank1"}
+        if row.phase == "step 5: forward":
+            assert [failure["phases"][rank].partition(":")[0] for rank in "01"] == ["step 5"] * 2, "the other one waits"
     if row.waiting:
         assert re.search(row.waiting, failure["waiting"][str(1 - (row.rank or 0))])
     assert any(row.advice in line for line in failure["advice"])

@@ -21,6 +21,7 @@ from tests.conftest import TOKEN, processes, wait_until
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel", "sinfo")
 SEARCHED = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # Debian's daemons are not on a user's path
 UP_WITHIN_S, DOWN_WITHIN_S = 30, 20
+ASK_EVERY_S = 0.2  # each question is a program
 
 CONFIGURATION = """\
 ClusterName=test
@@ -115,7 +116,7 @@ class Cluster:
         try:
             for job in self.ask("squeue", "-h", "-o", "%A").split():
                 self.ask("scancel", job)
-            wait_until(lambda: not self.ask("squeue", "-h"), 45, "no job")
+            wait_until(lambda: not self.ask("squeue", "-h"), 45, "no job", ASK_EVERY_S)
         finally:
             for daemon in reversed(self.daemons):
                 daemon.terminate()
@@ -144,7 +145,7 @@ class Cluster:
 
     def wait_state(self, job: str, *states: str, seconds: float = 90) -> dict[str, str]:
         """`sbatch --wait` looks every 10 s only."""
-        wait_until(lambda: self.facts(job).get("JobState") in states, seconds, f"job {job} {states}: {self.facts(job)}")
+        wait_until(lambda: self.facts(job).get("JobState") in states, seconds, f"job {job} {states}", ASK_EVERY_S)
         return self.facts(job)
 
 

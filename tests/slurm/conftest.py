@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import TOKEN, wait_until
 from tests.e2e.conftest import TINY
-from tests.slurm.cluster import Cluster, missing, running
+from tests.slurm.cluster import ASK_EVERY_S, Cluster, missing, running
 from training.rundir import RunDir, read_json, read_records
 
 CONFIG = "configs/dual_gpu/quickstart.py"
@@ -29,7 +29,8 @@ def flags(**changes: object) -> tuple[str, ...]:
 
 
 FLAGS = flags()
-LONG = flags(num_iterations=1500, save_every=0)
+LONG_STEPS = 600
+LONG = flags(num_iterations=LONG_STEPS, save_every=0)
 ENDLESS = flags(num_iterations=1000000)
 
 
@@ -97,7 +98,7 @@ class User:
         return files[0].read_text(errors="replace") if files else ""
 
     def wait_log(self, job: str, text: str) -> None:
-        wait_until(lambda: text in self.log(job) or self.slurm.facts(job).get("JobState") in ENDS, 120, f"{text!r} in the log")
+        wait_until(lambda: text in self.log(job) or self.slurm.facts(job).get("JobState") in ENDS, 120, f"{text!r} in the log", ASK_EVERY_S)
         wait_until(lambda: text in self.log(job), 5, f"{text!r} in {self.log(job)[-3000:]}")
 
     @property
@@ -135,4 +136,4 @@ def user(slurm: Cluster, project: Path, tmp_path: Path, token: str) -> Iterator[
     yield user
     for job in user.jobs:
         slurm.ask("scancel", job)
-    wait_until(lambda: not slurm.ask("squeue", "-h"), 45, "no job is left")
+    wait_until(lambda: not slurm.ask("squeue", "-h"), 45, "no job is left", ASK_EVERY_S)
