@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -52,6 +53,8 @@ def main(argv: list[str]) -> int:
         if wanted.help:
             print(__doc__.rstrip())
             return int(Exit.DONE)
+        if wanted.report_issue and Path(wanted.report_issue).exists() and not wanted.logs:  # `--report-issue RUN`
+            wanted.logs, wanted.report_issue = [wanted.report_issue], ""
         paths = _logs(wanted.logs)
         spoken = wanted.lang or card.language()
         record = diagnose(paths, spoken)
@@ -67,7 +70,12 @@ def main(argv: list[str]) -> int:
             UserError(Problem(f"{error.filename or 'a log'} can not be read: {error.strerror}")), closing="nothing was diagnosed"
         )
         return int(Exit.CONFIG)
-    print(json.dumps(record, ensure_ascii=False, indent=1) if wanted.json else card.draw(record, spoken))
+    try:
+        print(json.dumps(record, ensure_ascii=False, indent=1) if wanted.json else card.draw(record, spoken), flush=True)
+    except OSError as error:
+        console.report(UserError(Problem(f"the answer can not be written: {error.strerror}")), closing="nothing was said")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer would fail once more at the end
+        return int(Exit.RESOURCES)
     return int(Exit.DONE)
 
 

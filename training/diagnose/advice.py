@@ -6,6 +6,7 @@ import contextlib
 import resource
 import shlex
 import shutil
+import signal
 import string
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from training.config.batch import smaller
 from training.diagnose import catalogue
 from training.diagnose.catalogue import Signature, Text
 from training.host import memory
+from training.launch.line import GONE, SILENT
 from training.rundir import RunDir
 from training.summary import next_command
 
@@ -36,6 +38,22 @@ def advice(
 
 def _first_ones(sentences: list[str]) -> list[str]:
     return list(dict.fromkeys(sentences))[:MOST]
+
+
+def of_end(
+    end: Mapping[str, Any], signature: Signature | None, groups: Mapping[str, str], language: str, ours: Mapping[str, str]
+) -> list[str]:
+    """For a failed run of ours, or a stopped one, by its `kind`, `cause` and `status` (failure.json)."""
+    kind, cause = end.get("kind"), end["cause"]
+    if end.get("torn_down"):
+        return of_kind("torn_down", language, ours)
+    if kind in (SILENT, GONE):
+        return of_kind(SILENT, language, ours)
+    if kind in catalogue.kinds():
+        return of_kind(kind, language, ours)
+    if end.get("status") == -signal.SIGKILL and cause == catalogue.UNKNOWN:
+        return of_kind("killed", language, ours)
+    return advice(cause, signature, groups, language, ours)
 
 
 def of_kind(kind: str, language: str, ours: Mapping[str, str]) -> list[str]:

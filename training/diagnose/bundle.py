@@ -6,6 +6,7 @@ import io
 import json
 import os
 import platform
+import subprocess
 import tarfile
 import time
 from collections.abc import Sequence
@@ -16,9 +17,10 @@ from typing import Any
 from training.diagnose import card, structured
 from training.diagnose.source import logs_in
 from training.errors import Exit, Problem, UserError
-from training.host.redact import Anonymous, masked
+from training.host.redact import Anonymous, masked, masked_values
 from training.launch.output import tail
-from training.rundir import RunDir, read_json, write_bytes
+from training.request import ROOT
+from training.rundir import RunDir, read_json, read_records, write_bytes
 
 LAST_LINES = 200
 MOST_LOGS = 64
@@ -34,12 +36,12 @@ def write(paths: Sequence[Path | None], record: dict[str, Any], wanted: str) -> 
     clean = _Cleaner()
     files = {
         "card.txt": clean(card.draw(record, "en")) + "\n",
-        "diagnosis.json": clean(json.dumps(record, ensure_ascii=False, indent=1)) + "\n",
+        "diagnosis.json": clean.facts(record),
         "versions.json": json.dumps(versions(), indent=1) + "\n",
         **{f"logs/{name}": clean(text) for name, text in _tails(paths)},
     }
     if run:
-        files |= {f"run/{name}": clean(text) for name, text in _of_run(run)}
+        files |= {f"run/{name}": text for name, text in _of_run(run, clean)}
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for name, text in files.items():
@@ -61,9 +63,14 @@ class _Cleaner:
     def __call__(self, text: str) -> str:
         return "\n".join(self._anonymous(masked(line)) for line in text.splitlines())
 
+    def facts(self, value: Any) -> str:
+        return self._anonymous(json.dumps(masked_values(value), ensure_ascii=False, indent=1)) + "\n"
+
 
 def versions() -> dict[str, str | None]:
     found: dict[str, str | None] = {"python": platform.python_version(), "system": platform.platform(), "cpus": str(os.cpu_count())}
+    found["duet"] = _said(["git", "-C", str(ROOT), "describe", "--always", "--dirty"])
+    found["gpus"] = _said(["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"])
     for name in PACKAGES:
         try:
             found[name] = metadata.version(name)
@@ -82,11 +89,25 @@ def _tails(paths: Sequence[Path | None]) -> list[tuple[str, str]]:
     return [(str(name).replace(os.sep, "_"), "\n".join(tail(log, LAST_LINES))) for log, name in logs[:MOST_LOGS]]
 
 
-def _of_run(run: RunDir) -> list[tuple[str, str]]:
+def _said(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def _of_run(run: RunDir, clean: _Cleaner) -> list[tuple[str, str]]:
+    """Its files of facts, and what was seen of its last hang."""
     found = []
-    for path in (run.plan, run.failure, run.preflight):
+    for path in (run.plan, run.failure, run.summary, run.preflight):
         if (content := read_json(path)) is not None:
-            found.append((path.name, json.dumps(content, ensure_ascii=False, indent=1)))
-    if run.events.exists():
-        found.append((run.events.name, "\n".join(tail(run.events, LAST_LINES))))
+            found.append((path.name, clean.facts(content)))
+    records = [clean.facts(record).replace("\n", "") for record in read_records(run.events)][-LAST_LINES:]
+    found.append((run.events.name, "\n".join(records) + "\n"))
+    plan = read_json(run.plan) or {}
+    texts = [*run.ranks.glob("*.stacks"), *(Path(name) for name in (plan.get("log_file"),) if name)]
+    hangs = sorted(path for path in run.hangs.glob("*") if path.is_dir())[-1:]
+    texts += [path for folder in hangs for path in sorted(folder.iterdir()) if path.is_file()]
+    found += [(path.name, clean("\n".join(tail(path, LAST_LINES))) + "\n") for path in texts if path.is_file()]
     return found

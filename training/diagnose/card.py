@@ -16,7 +16,7 @@ PHRASES = ("rank", "no_rank", "line", "in", "on", "node")
 WORDS = {
     "en": dict(zip(NAMES, ("Cause", "Who", "Where", "Others", "Evidence", "Try", "Stacks", "Log", "Also", "Source"), strict=True))
     | dict(zip(PHRASES, ("rank {}", "no single rank", ", line {}", ", in {}", " on node {}", "node {}"), strict=True)),
-    "zh": dict(zip(NAMES, ("原因", "位置", "代码", "其他", "依据", "建议", "调用栈", "日志", "另见", "出处"), strict=True))
+    "zh": dict(zip(NAMES, ("原因", "进程", "代码", "其他", "依据", "建议", "调用栈", "日志", "另见", "出处"), strict=True))
     | dict(zip(PHRASES, ("rank {}", "无法确定单个 rank", " 第 {} 行", "，阶段：{}", "，节点 {}", "节点 {}"), strict=True)),
 }
 
@@ -51,11 +51,15 @@ def of_run(record: Mapping[str, Any], spoken: str | None = None) -> str:
     if others := [f"rank {r}: {p}" for r, p in places.items() if str(record["rank"]) != r]:
         lines.append(row("others", "; ".join(others), spoken))
     if record["evidence"]:
-        lines += [WORDS[spoken]["evidence"], *(f"    │ {line[:WIDTH]}" for line in record["evidence"])]
+        lines += [WORDS[spoken]["evidence"], *(f"    │ {cut(line)}" for line in record["evidence"])]
     lines += [row("try" if i == 0 else "", text, spoken) for i, text in enumerate(record["advice"])]
     lines += [row("stacks", record["stacks"], spoken)] if record["stacks"] else []
     lines.append(row("log", record["log"], spoken))
     return "\n".join(f"  {line}" for line in lines)
+
+
+def cut(text: str) -> str:
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
 
 
 def draw(record: Mapping[str, Any], spoken: str) -> str:
@@ -66,12 +70,12 @@ def draw(record: Mapping[str, Any], spoken: str) -> str:
     said = record["summary"] if record["summary"] != record["title"] else ""
     lines = [row("cause", f"{record['cause']}: {record['title']}", spoken)]
     if said:
-        lines.append(row("", said[:WIDTH], spoken))
+        lines.append(row("", cut(said), spoken))
     lines.append(row("who", words["no_rank"] if record["rank"] is None else words["rank"].format(record["rank"]), spoken))
     if record["where"]:
         lines.append(row("where", record["where"], spoken))
     place = (record["file"] or "") + (words["line"].format(record["line"]) if record["line"] else "")
-    lines += [row("evidence", place, spoken), *(f"    │ {line[:WIDTH]}" for line in record["lines"])]
+    lines += [row("evidence", place, spoken), *(f"    │ {cut(line)}" for line in record["lines"])]
     lines += [row("try" if i == 0 else "", text, spoken) for i, text in enumerate(record["advice"])]
     if record["also"]:
         lines.append(row("also", ", ".join(record["also"]), spoken))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from training.diagnose import progress
 from training.diagnose.catalogue import CASCADE, EVIDENCE, NONE, ROOT, UNKNOWN, VICTIM, WEAK, Signature
@@ -45,6 +46,7 @@ class Event:
     hit: Hit | None = None
     thrown: Traceback | None = None
     text: str = ""
+    file: Path | None = None  # where there is no story
 
     @property
     def signature(self) -> Signature | None:
@@ -82,7 +84,7 @@ def judge(stories: Sequence[Story], own: Sequence[Event] = ()) -> Judgement:
         alive = list(own)
     if not alive:
         return _nothing(stories, recovered)
-    best = _begin(_first(alive), recovered)
+    best = _without_a_word(_begin(_first(alive), recovered), alive)
     also = dict.fromkeys(e.cause for e in sorted(alive, key=lambda e: ORDER.index(e.role)) if e.cause not in (best.cause, UNKNOWN, NONE))
     return Judgement(best.cause, _rank(best, alive, stories), best, CONFIDENCE[best.role], list(also), recovered)
 
@@ -100,10 +102,11 @@ def _events(story: Story) -> list[Event]:
         line = one.end or one.start
         role = UNLISTED if one.end else CUT
         events.append(Event(UNKNOWN, role, line, one.rank, story.time_at(line.offset), story, None, one))
+    events += [Event(UNKNOWN, CUT, line, line.rank, story.time_at(line.offset), story) for line in story.last_words]
     events = _of_each_line(events)
     if story.cards:
-        line, cause, rank = story.cards[-1]
-        events.append(Event(cause, OWN, line, rank, story.time_at(line.offset), story))
+        line, cause, rank, text = story.cards[-1]
+        events.append(Event(cause, OWN, line, rank, story.time_at(line.offset), story, text=text))
     return events
 
 
@@ -143,6 +146,15 @@ def _went_on(story: Story, event: Event) -> bool:
         return event.line.rank is not None and story.failed < offset  # its launcher would have said that it failed
     timed = event.time is not None and any(m.time is not None and m.time > event.time for m in story.marks)
     return grown >= (GROWN_LOGGED if timed else GROWN_THROWN) and story.failed < story.marks[-1].offset
+
+
+def _without_a_word(best: Event, events: Sequence[Event]) -> Event:
+    """Only the noise after a failure is there, and torchrun says who failed first: what that was, is unknown."""
+    story = best.story
+    first = next((r for r in story.reported if r.root), None) if story else None
+    if best.role != LOST or first is None or first.rank in _lonely(events):
+        return best
+    return Event(UNKNOWN, LOST, first.line, first.rank, best.time, story)
 
 
 def _begin(best: Event, overcome: Sequence[Event]) -> Event:

@@ -3,66 +3,86 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from training.diagnose import catalogue, structured
-from training.diagnose.advice import advice, filled, values
+from training.diagnose.advice import advice, filled, of_end, values
 from training.diagnose.catalogue import NONE, UNKNOWN
-from training.diagnose.judge import Event, Judgement, judge
+from training.diagnose.judge import OWN, Event, Judgement, judge
 from training.diagnose.line import shown
 from training.diagnose.scan import scan
 from training.diagnose.source import Source, logs_in, rank_of
 from training.diagnose.story import Story, read
+from training.errors import Problem, UserError
 from training.rundir import RunDir, read_json
 
 SHOWN_LINES = 10
 SCHEMA_VERSION = 1
+NOTHING = {"en": "there is no text in it", "zh": "里面没有文本"}
 
 
 def diagnose(paths: Sequence[Path | None], language: str) -> dict[str, Any]:
     """`paths`: logs, folders of logs, run directories; None is standard input. Raises OSError."""
     run = next((r for path in paths if path and (r := structured.run_of(path))), None)
     plan = read_json(run.plan) if run else None
-    whole = run is not None and any(path and path.absolute() == run.path.absolute() for path in paths)
-    failure, own = structured.of_run(run) if run and whole else (None, [])
-    if failure and run:
-        return _of_failure(failure, run, plan, language)
+    if run and (end := structured.ended(run)):
+        return _of_run(end, run, plan, language)
+    own = structured.reported(run) if run else []
     stories: list[Story] = []
     for path in paths:
         logs: Sequence[Path | None] = [path]
         errors: Sequence[Path] = []
         if path and path.is_dir():
-            logs, errors = logs_in(path)
+            logs, errors = _of_folder(path)
         own += structured.of_files(e for e in errors if run is None or run.path not in e.absolute().parents)
         for log in logs:
             name = str(log.relative_to(path) if path and log != path else log.name) if log else ""
             rank = rank_of(name, alone=len(paths) == len(logs) == 1)
             with contextlib.closing(Source(log, rank)) as source:  # one at a time: a folder may hold more than may be open
                 stories.append(read(source, scan(source)))
-    return _record(judge(stories, own), run, plan, language)
+    record = _record(judge(stories, own), run, plan, language)
+    if record["cause"] == NONE and not any(story.lines for story in stories):
+        record |= {"confidence": "low", "summary": NOTHING[language]}
+    elif record["cause"] == NONE and run and (doing := structured.alive(run)):
+        record["summary"] = doing
+    return record
 
 
-def _of_failure(failure: dict[str, Any], run: RunDir, plan: dict[str, Any] | None, language: str) -> dict[str, Any]:
-    """Our own verdict, found while it happened."""
+def _of_folder(path: Path) -> tuple[Sequence[Path | None], Sequence[Path]]:
+    """Raises UserError: there is no log in it, or it holds several runs of ours."""
+    runs = [] if (path / "plan.json").exists() else sorted({p.parent for depth in ("*", "*/*") for p in path.glob(f"{depth}/plan.json")})
+    if len(runs) > 1:
+        newest = max(runs, key=lambda r: (r / "plan.json").stat().st_mtime)
+        raise UserError(Problem(f"{path} holds {len(runs)} runs", "one run", [f"python -m training.diagnose {shlex.quote(str(newest))}"]))
+    logs, errors = logs_in(path)
+    if not logs and not errors and not (path / "plan.json").exists():
+        raise UserError(Problem(f"there is no log in {path}", "text files, also in folders below it"))
+    return logs, errors
+
+
+def _of_run(end: dict[str, Any], run: RunDir, plan: dict[str, Any] | None, language: str) -> dict[str, Any]:
+    """What the run itself says: our own verdict, found while it happened, or how it has ended."""
     known = values(run, plan) if plan else {}
+    cause = end["cause"]
     return {
         "schema_version": SCHEMA_VERSION,
-        "cause": failure["cause"],
-        "rank": failure["rank"],
+        "cause": cause,
+        "rank": end["rank"],
         "line": None,
-        "evidence": failure["summary"],
+        "evidence": end["summary"] if cause != NONE else "",
         "confidence": "high",
-        "summary": failure["summary"],
-        "advice": advice(failure["cause"], None, {}, language, known),
+        "summary": end["summary"],
+        "advice": [] if cause == NONE else of_end(end, None, {}, language, known),
         "also": [],
-        "title": _title(failure["cause"], language),
-        "file": str(run.failure),
-        "where": failure["where"],
-        "lines": failure["evidence"],
+        "title": _title(cause, language),
+        "file": str(run.failure if "exit_code" in end else run.summary),
+        "where": end["where"],
+        "lines": end["evidence"],
         "signature": None,
-        "source": catalogue.causes()[failure["cause"]].source,
+        "source": catalogue.causes()[cause].source,
         "run": str(run.path),
     }
 
@@ -83,7 +103,7 @@ def _record(found: Judgement, run: RunDir | None, plan: dict[str, Any] | None, l
         "advice": advice(found.cause, signature, groups, language, values(run, plan) if run and plan else None),
         "also": found.also,
         "title": _title(found.cause, language),
-        "file": event.story.source.name if event and event.story else None,
+        "file": (event.story.source.name if event.story else str(event.file or "")) if event else None,
         "where": event.where if event else None,
         "lines": _around(event) if event else [],
         "signature": signature.id if signature else None,
@@ -100,8 +120,10 @@ def _summary(found: Judgement, groups: dict[str, str], language: str) -> str:
     signature = found.event.signature if found.event else None
     if signature and (says := filled(signature.says, groups, language)):
         return says[0]
+    if found.event and found.event.text and found.event.role == OWN:
+        return shown(found.event.text.splitlines()[0])
     if found.cause == UNKNOWN and found.event:
-        return shown(found.event.line.text)
+        return shown(found.event.line.text.strip())
     if found.cause == NONE and found.recovered:
         times = {"en": "{n} failure(s) were overcome: training went on after them", "zh": "出现过 {n} 次错误，但之后训练继续进行"}
         return times[language].format(n=len(found.recovered))

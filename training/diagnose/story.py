@@ -33,8 +33,10 @@ REPORTED = re.compile(r"rank {1,10}: (\d+) \(local_rank: (\d+)\)")
 STATUS = re.compile(r"exitcode {1,10}: (-?\d+)(?: \(pid: (\d+)\))?")
 ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d+)|last enqueued: (\d+)")
 SPAWNED = re.compile(r"-- Process (\d+) terminated")
-CARD = re.compile(r"  Cause      ([a-z_]+): (.*)")
-CARD_WHO = re.compile(r"  Who        rank (\d+)")
+CARD = re.compile(r"^  (?:Cause|原因) +([a-z_]+): (.*)")  # training.diagnose.card
+CARD_WHO = re.compile(r"^  (?:Who|进程) +rank (\d+)")
+QUOTED = "      │ "  # evidence in such a card
+LAST_WORDS = 30  # lines of a log in which an exception counts without its traceback
 START = re.compile(
     r"^nohup: ignoring input|Setting OMP_NUM_THREADS environment variable|\[runner\.py:\d+:\w+\] |\] Setting ds_accelerator to"
     r"|^(?:#|=|-|>|\*){2,} ?.{0,30}\b(?:start|attempt|retry|launch|restart)(?:ing|ed)?\b|^\++ (?:torchrun|python|srun|accelerate)\b"
@@ -83,7 +85,8 @@ class Story:
     reported: list[Reported] = field(default_factory=list)
     enqueued: dict[int, int] = field(default_factory=dict)  # rank → number of the last collective it has asked for
     spawned: list[tuple[int, int]] = field(default_factory=list)  # (offset, process of mp.spawn)
-    cards: list[tuple[Line, str, int | None]] = field(default_factory=list)  # our own verdicts: (line, cause, rank)
+    cards: list[tuple[Line, str, int | None, str]] = field(default_factory=list)  # our own verdicts: (line, cause, rank, summary)
+    last_words: list[Line] = field(default_factory=list)  # exceptions at the end whose traceback is not there
     world: int | None = None
     ends_well: int = -1  # offset of the last line that says so
     failed: int = -1  # offset of the last line in which a launcher or shell says that it failed
@@ -101,7 +104,8 @@ def read(source: Source, places: Places) -> Story:
     lines = _lines(source, places)
     story = Story(source, lines)
     for line in lines:
-        _take(story, line)
+        if not line.raw.startswith(QUOTED):
+            _take(story, line)
     story.tracebacks = traceback.read(lines)
     story.reported = _reported(lines)
     _cards(story)
@@ -112,12 +116,19 @@ def read(source: Source, places: Places) -> Story:
     known = _known()
     for line in lines:
         for key in dict.fromkeys(by_offset.get(line.offset, ())):
-            if key not in known or line.offset in quoted or NO_FAILURE.search(line.raw):
+            if key not in known or line.offset in quoted or line.raw.startswith(QUOTED) or NO_FAILURE.search(line.raw):
                 continue
             if (hit := _hit(story, line, key)) and not _merely(hit):
                 story.hits.append(hit)
     _by_frame(story)
+    taken = {t.end.offset for t in story.tracebacks if t.end} | {hit.line.offset for hit in story.hits}
+    story.last_words = [x for x in lines[-LAST_WORDS:] if x.offset not in taken | quoted and _is_error(x.text)]
     return story
+
+
+def _is_error(text: str) -> bool:
+    found = EXCEPTION.match(text)
+    return found is not None and bool(found["text"]) and found["type"].endswith(("Error", "Exception"))
 
 
 def _merely(hit: Hit) -> bool:
@@ -130,12 +141,14 @@ def _merely(hit: Hit) -> bool:
 
 def _by_frame(story: Story) -> None:
     """An exception that says nothing by itself is known by the place that raised it: `EOFError:  at …/torch/serialization.py:1886`."""
-    said = {id(hit.thrown) for hit in story.hits}
+    told = {id(hit.thrown) for hit in story.hits if hit.signature.role in (ROOT, WEAK)}
     for one in story.tracebacks:
-        if one.end and one.frames and id(one) not in said:
-            text = f"{one.type}: {one.text} at {one.frames[-1]}, called by {one.caller}"
+        if one.end and one.frames and id(one) not in told:
+            through = " ".join(dict.fromkeys(frame.rpartition("/")[2].partition(":")[0] for frame in one.frames))
+            text = f"{one.type}: {one.text} at {one.frames[-1]}, called by {one.caller}, through {through}"
             for signature in recognised(text)[:1]:
-                story.hits.append(Hit(signature, one.end, {}, 0, len(text), one.rank, story.time_at(one.end.offset), one))
+                if signature.role in (ROOT, WEAK):
+                    story.hits.append(Hit(signature, one.end, {}, 0, len(text), one.rank, story.time_at(one.end.offset), one))
 
 
 @functools.lru_cache(maxsize=1)
@@ -217,7 +230,7 @@ def _cards(story: Story) -> None:
     for index, line in enumerate(story.lines):
         if card := CARD.search(line.raw):
             who = next((int(m[1]) for after in story.lines[index : index + 3] if (m := CARD_WHO.search(after.raw))), None)
-            story.cards.append((line, card[1], who))
+            story.cards.append((line, card[1], who, card[2]))
 
 
 def _lines(source: Source, places: Places) -> list[Line]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Iterable
@@ -14,9 +15,13 @@ from training.diagnose import scan, source
 from training.diagnose.catalogue import NONE, ROOT, UNKNOWN, causes
 from training.diagnose.judge import OWN, UNLISTED, Event
 from training.diagnose.line import Line, shown
-from training.rundir import RunDir, read_json
+from training.errors import Exit
+from training.rundir import RunDir, read_json, read_records
 
 ROOT_FOLDERS = 3  # a log may lie that deep in its run: attempt_0/1/stderr.log
+HEAD = 64 << 10  # bytes
+RUN_SAID = re.compile(r"^\[INFO\] [\d: -]{19} run directory: (.+)$", re.MULTILINE)
+STOPPED = {int(Exit.INTERRUPTED): "interrupted", int(Exit.PREEMPTED): "preempted"}
 STARTED_WITHIN_S = 60.0  # a supervisor writes its number soon after it began
 
 
@@ -26,33 +31,57 @@ def run_of(path: Path) -> RunDir | None:
     for folder in [path, *path.parents][: ROOT_FOLDERS + 1]:
         if (folder / "plan.json").is_file():
             return RunDir(folder)
-    return _run_of_console(path) if path.is_file() and path.parent.name == "logs" else None
+    return _run_of_console(path) if path.is_file() else None
 
 
 def _run_of_console(log: Path) -> RunDir | None:
-    for plan in sorted((log.parent.parent / "experiments").glob("*/plan.json")):
-        if (read_json(plan) or {}).get("log_file") == str(log):
-            return RunDir(plan.parent)
-    return None
+    """What our launcher's output says of its run directory, where that is still there."""
+    try:
+        with log.open("rb") as file:
+            head = file.read(HEAD).decode("utf-8", "replace")
+    except OSError:
+        return None
+    found = [Path(name.strip()) for name in RUN_SAID.findall(head)]
+    return next((RunDir(folder) for folder in reversed(found) if (folder / "plan.json").is_file()), None)
 
 
-def of_run(run: RunDir) -> tuple[dict[str, Any] | None, list[Event]]:
-    """(failure.json where it names a cause, else None; what the ranks have reported)."""
-    failure = read_json(run.failure)
-    if failure and failure.get("cause") in causes() and failure["cause"] not in (UNKNOWN, NONE):
-        return failure, []
-    return None, list(of_files(sorted(run.ranks.glob("rank*.error.json")))) or _vanished(run)
+def ended(run: RunDir) -> dict[str, Any] | None:
+    """What the run itself says of its end, the later one of failure.json and summary.json; None: nothing."""
+    failure, summary = read_json(run.failure), read_json(run.summary)
+    if failure and failure.get("cause") in causes() and (not summary or summary.get("time", 0.0) <= failure.get("time", 0.0)):
+        return failure
+    if not summary:
+        return None
+    cause = STOPPED.get(summary.get("exit_code", 0), NONE)
+    text = f"it was stopped at step {summary.get('steps')}, and has saved a checkpoint" if cause != NONE else "the run has finished"
+    restarts = sum(record.get("event") == "restart" for record in read_records(run.events))
+    text += f" after {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
+    return {"cause": cause, "kind": "asked", "rank": None, "status": 0, "summary": text, "where": None, "evidence": [], "stacks": None}
+
+
+def reported(run: RunDir) -> list[Event]:
+    """What its ranks have reported, or how it has vanished."""
+    return list(of_files(sorted(run.ranks.glob("rank*.error.json")))) or _vanished(run)
+
+
+def alive(run: RunDir) -> str:
+    """What a run that goes on is doing, for people; '' when it does not."""
+    supervisor = read_json(run.supervisor)
+    if not supervisor or not _lives(supervisor):
+        return ""
+    doing = "; ".join(f"rank {b.rank}: {b}, {b.age_s:.0f} s ago" for b in heartbeat.read_all(run.heartbeats))
+    return f"the run goes on ({doing}); who waits for whom: python -m training.supervise attach --run={run.path}"
 
 
 def _vanished(run: RunDir) -> list[Event]:
     """A run that nobody has ended, and of which nobody lives: what its heartbeats show last."""
     supervisor = read_json(run.supervisor)
-    if not supervisor or read_json(run.failure) or read_json(run.summary) or _lives(supervisor):
+    if not supervisor or _lives(supervisor):
         return []
     beats = heartbeat.read_all(run.heartbeats)
     last = "; ".join(f"rank {b.rank}: {b}, {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(b.wall_time))}" for b in beats)
     text = "the run has ended without a word: its supervisor and every rank are gone" + (f". Last signs: {last}" if last else "")
-    return [Event(UNKNOWN, OWN, Line(1, text, None, text, 0), None, None, text=text)]
+    return [Event(UNKNOWN, OWN, Line(1, text, None, text, 0), None, None, text=text, file=run.supervisor)]
 
 
 def _lives(supervisor: dict[str, Any]) -> bool:
@@ -103,9 +132,9 @@ def _event(text: str, rank: int | None, time: float | None, path: Path) -> Event
     line = Line(_line_of(path, text), shown(text.splitlines()[0] if text else ""), rank, text, 0)
     known = scan.recognised(text)
     if not known:
-        return Event(UNKNOWN, UNLISTED, line, rank, time, text=text)
+        return Event(UNKNOWN, UNLISTED, line, rank, time, text=text, file=path)
     role = OWN if known[0].role == ROOT else known[0].role
-    return Event(known[0].cause, role, line, rank, time, text=text)
+    return Event(known[0].cause, role, line, rank, time, text=text, file=path)
 
 
 def _line_of(path: Path, text: str) -> int:

@@ -8,22 +8,28 @@ import re
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 HIDDEN = "set, not shown"
 SECRET_NAME = re.compile(r"(^|[_-])(api_?key|key|token|secret|passwd|password|credentials?|auth)([_-]|$)", re.IGNORECASE)
 SECRET_VALUE = re.compile(
     r"""^[0-9a-f]{40}$                                        # a W&B key of the older form
     | ^(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_]{32,}$            # long, letters and digits, no path
-    | ^(sk|hf|gh[a-z]|github|glpat|wandb|xox[a-z])[-_]\w{16,} # marked as a key by who gave it
+    | ^(sk|hf|gh[a-z]|github|glpat|wandb|xox[a-z])[-_][\w-]{16,} # marked as a key by who gave it
     """,
     re.VERBOSE,
 )
 LOGIN_IN_ADDRESS = re.compile(r"://[^/\s@]*:[^/\s@]*@")
 NAMED_SECRET = re.compile(
-    r"""((?:^|[^A-Za-z])(?:[\w-]*[_-])?(?:api_?key|key|token|secret|passwd|password|credentials?|auth|authorization)[\w-]{0,20}["']?\s*(?:=|:)\s*["']?)
-    ((?:Bearer\s+|Basic\s+)?[^\s"',;]{6,})""",
+    r"""((?:^|[^A-Za-z])(?:[\w-]*[_-])?(?:api[_-]?key|key|token|secret|passwd|password|credential|auth|authorization)(?:[_-]\w{1,20})?
+        ["']?\s*(?:=|:|\ (?=\S+$)|\ (?=\S+\ ))\s*)            # its name, and what stands between
+    ("[^"]*"|'[^']*'|(?:Bearer\s+|Basic\s+)?[^\s"',;]{6,})""",
     re.IGNORECASE | re.VERBOSE,
 )
+WEBHOOK = re.compile(r"(https?://(?:hooks\.|discord(?:app)?\.com/api/webhooks|[\w.]+/webhook)[^\s\"']{0,16})[^\s\"']*")
+MAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+ADDRESS = re.compile(r"\b(?!127\.|0\.0\.0\.0)(?:\d{1,3}\.){3}\d{1,3}\b(?!\.\d)")
+CLOUD_KEY = re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b")
 LONG_WORD = re.compile(r"[A-Za-z0-9_-]{20,}")
 STRANGER = re.compile(r"(\bpid \d+) \(.*", re.DOTALL)  # who it is and what it runs: `pid 4711 (alice): python …`
 
@@ -46,9 +52,21 @@ def word(text: str) -> str:
 
 
 def masked(text: str) -> str:
-    """A line of a log without what looks like a key: by its name, or by its form."""
-    text = NAMED_SECRET.sub(r"\1…", LOGIN_IN_ADDRESS.sub("://…@", text))
+    """A line of a log without what looks like a key, by its name or by its form, and without addresses of mail and machines."""
+    text = NAMED_SECRET.sub(r"\1…", LOGIN_IN_ADDRESS.sub("://…@", WEBHOOK.sub(r"\1…", text)))
+    text = ADDRESS.sub("IP", MAIL.sub("MAIL", CLOUD_KEY.sub("…", text)))
     return LONG_WORD.sub(lambda word: "…" if SECRET_VALUE.search(word[0]) else word[0], text)
+
+
+def masked_values(value: Any, name: str = "") -> Any:
+    """The same for what a file of facts holds: keys stay, and what is no text."""
+    if isinstance(value, dict):
+        return {key: masked_values(one, str(key)) for key, one in value.items()}
+    if isinstance(value, list):
+        return [masked_values(one, name) for one in value]
+    if not isinstance(value, str):
+        return value
+    return "…" if value and SECRET_NAME.search(name) and len(value.split()) == 1 else masked(value)
 
 
 class Anonymous:
@@ -75,7 +93,7 @@ class Anonymous:
         text = STRANGER.sub(r"\1 …", text)
         for home in self._homes:
             text = re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text)
-        text = re.sub(r"(/home/|/Users/)[^/\s]+", r"\1USER", text)
+        text = re.sub(r"(/home/|/Users/|[A-Z]:\\Users\\)[^/\s\\]+", r"\1USER", text)
         for pattern, mark in self._names:
             text = pattern.sub(mark, text)
         return LOGIN_IN_ADDRESS.sub("://…@", text)

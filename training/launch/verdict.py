@@ -11,22 +11,21 @@ from typing import TYPE_CHECKING, Any
 from training import heartbeat, rundir
 from training.data import store
 from training.diagnose import card
-from training.diagnose.advice import advice, of_kind, values
+from training.diagnose.advice import of_end, values
 from training.diagnose.line import shown
 from training.errors import RANK_DISK_FULL, Exit
 from training.host import limits
 from training.host.process import STOP_SIGNALS
 from training.launch import cause as causes
 from training.launch import ended
-from training.launch.line import GONE, SILENT
 from training.launch.outcome import Outcome
 from training.launch.output import tail
 from training.watch.death import DIED, ERROR
-from training.watch.finding import DESYNC, UNEVEN, Finding
+from training.watch.finding import DESYNC, Finding
 from training.watch.sight.stacks import Stack
 
 if TYPE_CHECKING:
-    from training.diagnose.judge import Judgement
+    pass
 
 SHOWN_LINES = 10
 SHOWN_CHARACTERS = 240  # of an exception's message
@@ -82,7 +81,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
     lost = outcome.lost if kind != ASKED and (outcome.here is None or (own and causes.is_victim(own))) else None
     if lost:  # what our ranks say of it is only that they have lost the others
         rank, own, cause, kind, summary = None, None, lost.cause, lost.kind, lost.text
-    return {
+    record = {
         "cause": cause,
         "kind": kind,
         **({"node": lost.node} if lost else {}),
@@ -99,10 +98,13 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
         "status": status,
         "exit_code": int(exit_code(outcome)),
         "evidence": _stack(found) if found else _last_lines(log, since),
-        "log": plan["log_file"] if lost else str(log),
-        "advice": _advice(cause, kind, status, outcome, run, plan, told),
+        "log": plan.get("log_file") or str(log) if lost or not log.exists() else str(log),
+        "torn_down": outcome.torn_down,
         "time": time.time(),
     }
+    event = told.event if told else None
+    groups = event.hit.groups if event and event.hit else {}
+    return record | {"advice": of_end(record, event.signature if event else None, groups, card.language(), values(run, plan))}
 
 
 def _last_lines(log: Path, since: int) -> list[str]:
@@ -173,19 +175,3 @@ def _stop(outcome: Outcome) -> str:
     if stopped_early(outcome):
         return "stopped before the training began"
     return "stopped at once: nothing was saved since the last checkpoint"
-
-
-def _advice(
-    cause: str, kind: str, status: int, outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any], told: Judgement | None
-) -> list[str]:
-    spoken, known = card.language(), values(run, plan)
-    if outcome.torn_down:
-        return of_kind("torn_down", spoken, known)
-    if kind in (SILENT, GONE):
-        return of_kind(SILENT, spoken, known)
-    if kind in (DESYNC, UNEVEN):
-        return of_kind(kind, spoken, known)
-    if status == -signal.SIGKILL and cause == causes.UNKNOWN:
-        return of_kind("killed", spoken, known)
-    event = told.event if told else None
-    return advice(cause, event.signature if event else None, event.hit.groups if event and event.hit else {}, spoken, known)
