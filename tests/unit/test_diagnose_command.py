@@ -146,6 +146,93 @@ def test_the_verdict_of_the_run_comes_before_its_texts(run: RunDir) -> None:
     assert any("--resume=run" in line for line in record["advice"])
 
 
+@pytest.mark.parametrize("inside", ["", "ranks", "ranks/rank0.log"])
+def test_a_verdict_without_a_known_cause_decides_too(run: RunDir, inside: str) -> None:
+    """Who was killed has said nothing, and the others' last words are of their loss."""
+    run.rank_log(0).write_text("[rank0]: RuntimeError: Connection closed by peer [127.0.0.1]:5006.\n")
+    failure = {"cause": "unknown", "kind": "died", "status": -9, "rank": 1, "summary": "killed by SIGKILL", "time": 1.0}
+    write_json(run.failure, failure | {"where": None, "evidence": []})
+    record = result.diagnose([run.path / inside], "en")
+    assert (record["cause"], record["rank"], record["summary"]) == ("unknown", 1, "killed by SIGKILL")
+    assert "somebody, or the kernel when memory ran out, killed it" in record["advice"][0]
+
+
+def test_a_run_that_has_finished_has_no_cause(run: RunDir) -> None:
+    run.rank_log(1).write_text(OOM)
+    run.event("restart", cause="gpu_oom")
+    write_json(run.summary, {"status": "finished", "exit_code": 0, "time": 2.0})
+    record = result.diagnose([run.path], "en")
+    assert (record["cause"], record["summary"], record["advice"]) == ("none", "the run has finished after 1 restart", [])
+
+
+@pytest.mark.parametrize(("code", "cause"), [(130, "interrupted"), (75, "preempted")])
+def test_a_run_that_was_stopped_says_so(run: RunDir, code: int, cause: str) -> None:
+    write_json(run.summary, {"status": "stopped", "exit_code": code, "steps": 4, "time": 2.0})
+    assert result.diagnose([run.path], "en")["cause"] == cause
+
+
+@pytest.mark.parametrize("spoken", ["en", "zh"])
+@pytest.mark.parametrize("cause", ["gpu_oom", "unknown"])
+def test_our_own_card_in_a_console_is_understood(tmp_path: Path, spoken: str, cause: str) -> None:
+    record = {
+        "cause": cause,
+        "kind": "died",
+        "rank": 1,
+        "summary": "killed by SIGKILL",
+        "where": None,
+        "phase": "step 8: forward",
+        "waiting": {},
+    }
+    record |= {"phases": {}, "evidence": [f"step {i} loss 1.2390" for i in range(9)], "advice": ["x"], "stacks": None, "log": "rank1.log"}
+    console = tmp_path / "console.log"
+    shown = card.of_run(record, spoken)
+    console.write_text(f"[INFO] 2025-11-06 10:00:00 start\nstep 8 loss 1.3\n[ERROR] 2025-11-06 10:00:01 training failed\n{shown}\n")
+    found = result.diagnose([console], "en")
+    assert (found["cause"], found["rank"], found["summary"]) == (cause, 1, "killed by SIGKILL")
+
+
+def test_a_console_of_ours_leads_to_its_run(run: RunDir, tmp_path: Path) -> None:
+    console = tmp_path / "redirected.log"
+    console.write_text(f"[INFO] 2025-11-06 10:00:00 run directory: {run.path}\n{OOM}")
+    assert "./launch_train.sh 2 --resume=run --device_batch_size=4" in result.diagnose([console], "en")["advice"]
+
+
+def test_a_folder_of_runs_is_not_one_run(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    other = RunDir(run.path.parent / "other")
+    other.create()
+    write_json(other.plan, plan())
+    assert command.main([str(run.path.parent)]) == 2
+    assert "holds 2 runs" in capsys.readouterr().err
+
+
+def test_a_folder_without_logs_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "weights.pt").write_bytes(b"\0\1")
+    assert command.main([str(tmp_path)]) == 2
+    assert f"there is no log in {tmp_path}" in capsys.readouterr().err
+
+
+def test_nothing_is_not_called_healthy_without_doubt(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("")
+    record = result.diagnose([tmp_path / "log"], "en")
+    assert (record["cause"], record["confidence"], record["summary"]) == ("none", "low", "there is no text in it")
+
+
+def test_a_pipe_is_a_log(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = subprocess.Popen([sys.executable, "-c", f"open({str(tmp_path / 'pipe')!r}, 'w').write({OOM!r})"])
+    assert result.diagnose([tmp_path / "pipe"], "en")["cause"] == "gpu_oom"
+    assert writer.wait(timeout=30) == 0
+
+
+def test_a_full_disk_is_no_traceback() -> None:
+    with open("/dev/full", "w") as full:
+        line = [sys.executable, str(ROOT / "lib" / "run_module.py"), "training.diagnose", str(LOGS / "gpu_oom" / "01.log")]
+        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (
+        done.returncode == 3 and "the answer can not be written: No space left on device" in done.stderr and "Traceback" not in done.stderr
+    )
+
+
 def test_a_run_that_has_vanished_is_told_by_its_heartbeats(run: RunDir) -> None:
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True)
     write_json(run.supervisor, {"pid": int(gone.stdout), "host": socket.gethostname(), "started": time.time()})
@@ -194,6 +281,8 @@ def test_a_bundle_tells_all_and_betrays_nothing(run: RunDir, tmp_path: Path, mon
     secrets = (
         f"WANDB_API_KEY={KEY}\nhf_token: hf_abcdefghijklmnopqrstuvwx\nAuthorization: Bearer abcdef123456789\nfrom https://me:word@host/x\n"
     )
+    secrets += "run --api-key hunter42 AKIAABCDEFGHIJKLMNOP sk-proj-abcdefghijklmnop1234 me@example.com 10.3.2.1\n"
+    secrets += "post to https://hooks.slack.com/services/T0/B0/xyz\n"
     run.rank_log(1).write_text(f"{secrets}reading {home}/data by somebody\n{OOM}")
     run.event("restart", cause="gpu_oom")
     assert command.main([str(run.path), f"--report-issue={tmp_path / 'bundle.tar.gz'}"]) == 0
@@ -208,9 +297,11 @@ def test_a_bundle_tells_all_and_betrays_nothing(run: RunDir, tmp_path: Path, mon
         "logs/ranks_rank1.log",
     }
     everything = "\n".join(files.values())
-    for secret in (KEY, "hf_abcdefghijklmnopqrstuvwx", "abcdef123456789", "me:word", str(home), "somebody"):
+    hidden = [KEY, "hf_abcdefghijklmnopqrstuvwx", "abcdef123456789", "me:word", str(home), "somebody", "hunter42", "AKIAABCD"]
+    for secret in (*hidden, "abcdefghijklmnop1234", "B0/xyz", "me@ex", "10.3.2.1"):
         assert secret not in everything, secret
     assert "CUDA out of memory" in files["bundle/logs/ranks_rank1.log"] and "gpu_oom" in files["bundle/card.txt"]
+    assert json.loads(files["bundle/run/plan.json"])["config"]["total_batch_size"] == 512
     assert json.loads(files["bundle/versions.json"])["python"] and json.loads(files["bundle/diagnosis.json"])["cause"] == "gpu_oom"
 
 

@@ -36,6 +36,7 @@ def train(session: Session, recorder: Recorder | None, stop: StopRequest) -> tup
     code = Exit.DONE
     # What lives by now lives to the end: no collection at an epoch's start looks at it again (0.1 s of modules and classes).
     gc.collect()
+    gc.enable()  # off since the start (train.py)
     gc.freeze()
 
     while position.step < total and code == Exit.DONE:
