@@ -2,8 +2,8 @@
 
     python docs/picture.py docs/quickstart.svg 110 46 ./train_dual_gpu.sh configs/dual_gpu/quickstart.py
     python docs/picture.py docs/monitor.svg 100 30 ./monitor_training.sh --once
-    python docs/picture.py docs/hang.svg 150 62 ./train_dual_gpu_enhanced.sh configs/dual_gpu/quickstart.py --num_workers=1 --hang_timeout=5 \\
-        --save_every=20 --num_iterations=60 --eval_every=0 --sample_tokens=0 --inject=worker_stuck@rank=0,call=34
+    python docs/picture.py docs/hang.svg 150 62 ./train_dual_gpu_enhanced.sh configs/dual_gpu/quickstart.py --num_workers=1 \\
+        --hang_timeout=5 --save_every=20 --num_iterations=60 --eval_every=0 --sample_tokens=0 --inject=worker_stuck@rank=0,call=34
 
 Needs the test tools (pexpect, pyte). A screen longer than ROWS shows its end.
 """
