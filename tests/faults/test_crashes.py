@@ -14,6 +14,8 @@ from benchmarks.crash_report import END, LOST, RESUME, SURVIVORS, TRACE, WEIGHTS
 from tests.conftest import TOKEN
 from tests.e2e.hooks import at_rank
 
+EACH = 50  # kills of each of two loops; more on demand: python -m benchmarks.crashes --kills=1000
+
 
 def crashes(project: Path, token: str, folder: Path, *flags: str, hook: str = "") -> tuple[int, str]:
     """(exit status, table) of the benchmark, run in a user's copy of the project."""
@@ -38,15 +40,15 @@ def check(status: int, output: str, kills: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_forty_kills(project: Path, token: str, tmp_path: Path) -> None:
+def test_a_hundred_kills(project: Path, token: str, tmp_path: Path) -> None:
     """In two loops at once, each of which mostly waits: for a start, or for a moment. Each has its own project and so its own data."""
     copies = [tmp_path / f"user {number}" / "du et" for number in (1, 2)]
     for copy in copies:
         shutil.copytree(project, copy, symlinks=True, ignore=lambda folder, _: ("data",) if Path(folder) == project else ())
     with ThreadPoolExecutor() as pool:
-        loops = [pool.submit(crashes, copy, token, copy.parent, "--kills=20", f"--seed={40 + i}") for i, copy in enumerate(copies)]
+        loops = [pool.submit(crashes, copy, token, copy.parent, f"--kills={EACH}", f"--seed={40 + i}") for i, copy in enumerate(copies)]
     for loop in loops:
-        check(*loop.result(), 20)
+        check(*loop.result(), EACH)
     left = [path for copy in copies for path in (*copy.parent.iterdir(), *copy.glob("data/*crashes*")) if path != copy]
     assert not left, "neither a wrong run nor prepared data"
 
