@@ -23,6 +23,7 @@ PACKAGES = {
     "psutil": None,
     "nvidia-ml-py": None,
     "py-spy": "0.4",
+    "google-re2": "1.1",
 }
 
 
