@@ -24,7 +24,7 @@ STRUCTURE = {
     "enqueued": r"[Ll]ast enqueued (?:NCCL )?work: ",
     "enqueued_old": r"last enqueued: \d+",
     "spawned": r"-- Process \d+ terminated",
-    "card": r"  Cause      [a-z_]+: ",
+    "card": r"  (?:Cause      |原因       )[a-z_]+: ",
 }
 
 

@@ -6,7 +6,7 @@ import re
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from training import heartbeat, rundir
 from training.data import store
@@ -23,9 +23,6 @@ from training.launch.output import tail
 from training.watch.death import DIED, ERROR
 from training.watch.finding import DESYNC, Finding
 from training.watch.sight.stacks import Stack
-
-if TYPE_CHECKING:
-    pass
 
 SHOWN_LINES = 10
 SHOWN_CHARACTERS = 240  # of an exception's message

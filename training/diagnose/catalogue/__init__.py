@@ -95,7 +95,7 @@ def _signature(entry: dict[str, Any]) -> Signature:
     return Signature(
         id=entry["id"],
         cause=entry["cause"],
-        role=EVIDENCE if entry["role"] == "warn" else entry["role"],
+        role=entry["role"],
         patterns=tuple(entry["patterns"]),
         samples=tuple(entry["samples"]),
         versions=entry["versions"],
