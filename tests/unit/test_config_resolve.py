@@ -318,3 +318,11 @@ def test_no_more_blocks_are_checkpointed_than_there_are() -> None:
     )
     assert problem.allowed == "at most 4 (blocks), auto or none"
     assert problem.fixes == ["--activation_checkpointing=4", "--activation_checkpointing=auto"]
+
+
+def test_a_command_that_holds_a_secret_is_refused_without_showing_it() -> None:
+    for resolved in (merge("--notify=curl -u me:geheim https://host/"), merge(env={"DUET_NOTIFY": "curl https://me:geheim@host/"})):
+        (problem,) = resolved.problems
+        assert "notify (from" in problem.what and "a password" in problem.what
+        assert "geheim" not in "\n".join(problem.lines())
+    assert accepted(merge("--notify=curl -u me:$PASSWORD https://host/")).notify == "curl -u me:$PASSWORD https://host/"

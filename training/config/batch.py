@@ -1,4 +1,7 @@
-"""Batch arithmetic: total_batch_size = device_batch_size × max_seq_len × world_size × accumulation steps."""
+"""Batch arithmetic: total_batch_size = device_batch_size × max_seq_len × world_size × accumulation steps.
+
+Where a sample is no sequence of tokens, its length counts as 1, and sizes are in samples.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Batch:
-    """One optimizer step. Sizes in tokens unless the name says sequences."""
+    """One optimizer step. Sizes in the task's unit (tokens, samples) unless the name says sequences."""
 
     device_sequences: int  # per rank and micro-batch
     seq_len: int
@@ -23,10 +26,11 @@ class Batch:
     def total_tokens(self) -> int:
         return self.micro_tokens * self.accumulation
 
-    def sentence(self) -> str:
+    def sentence(self, unit: str = "tokens") -> str:
+        each = f"{self.device_sequences} sequences × {self.seq_len} tokens" if unit == "tokens" else f"{self.device_sequences} {unit}"
         return (
-            f"{self.device_sequences} sequences × {self.seq_len} tokens × {self.world_size} rank{'s' if self.world_size > 1 else ''}"
-            f" × {self.accumulation} accumulation step{'s' if self.accumulation > 1 else ''} = {self.total_tokens} tokens per step"
+            f"{each} × {self.world_size} rank{'s' if self.world_size > 1 else ''}"
+            f" × {self.accumulation} accumulation step{'s' if self.accumulation > 1 else ''} = {self.total_tokens} {unit} per step"
         )
 
 

@@ -6,6 +6,7 @@ import ast
 import json
 import operator
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +25,55 @@ MAX_BITS = 128
 Values = dict[str, tuple[Any, str]]  # name → (value, origin 'file:line')
 
 
+@dataclass
+class Loaded:
+    """What a config file says. `title`: what it calls itself; `notes`: for the plan; `gpu_ids`: of a KAIR option file."""
+
+    values: Values = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    title: str = ""
+    notes: list[str] = field(default_factory=list)
+    gpu_ids: list[int] = field(default_factory=list)
+
+
 class NotPlain(Exception):
     """An expression that a config may not hold."""
 
 
+def read(path: Path, ranks: int) -> Loaded:
+    """A config of ours, or a KAIR option file. `ranks`: that it is for, as far as that is known (0: not)."""
+    from training.config import option_file
+
+    text, problems = _text(path)
+    if not problems and path.suffix == ".json" and option_file.is_option_file(text):
+        return option_file.load(path, text, ranks)
+    return Loaded({}, problems) if problems else Loaded(*_parsed(path, text))
+
+
 def load(path: Path) -> tuple[Values, list[Problem]]:
-    """The assignments of a config file with their origins, and everything wrong with the file."""
+    """The assignments of a config of ours with their origins, and everything wrong with the file."""
+    text, problems = _text(path)
+    return ({}, problems) if problems else _parsed(path, text)
+
+
+def _text(path: Path) -> tuple[str, list[Problem]]:
     examples = [str(p) for p in sorted(Path("configs/dual_gpu").glob("[a-z]*.py"))]
     hint = [f"one of {', '.join(examples)}"] if examples else []
     # os.path and not Path: a name that no file system takes is no crash.
     if os.path.isdir(path):
-        inside = [str(p) for p in sorted(path.glob("[a-z]*.py"))[:4]]
-        return {}, [Problem(f"config {path} is a directory", "a .py or .json file", [f"one of {', '.join(inside)}"] if inside else hint)]
+        inside = [str(p) for p in sorted([*path.glob("[a-z]*.py"), *path.glob("*.json")])[:4]]
+        return "", [Problem(f"config {path} is a directory", "a .py or .json file", [f"one of {', '.join(inside)}"] if inside else hint)]
     if not os.path.exists(path):
-        return {}, [Problem(f"config {path} does not exist", "a .py or .json file", hint)]
+        return "", [Problem(f"config {path} does not exist", "a .py or .json file", hint)]
     if path.suffix not in (".py", ".json"):
-        return {}, [Problem(f"config {path} is neither .py nor .json", "a .py or .json file", hint)]
+        return "", [Problem(f"config {path} is neither .py nor .json", "a .py or .json file", hint)]
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig"), []
     except (OSError, UnicodeDecodeError) as error:
-        return {}, [Problem(f"config {path} can not be read: {error}", "a readable UTF-8 file")]
+        return "", [Problem(f"config {path} can not be read: {error}", "a readable UTF-8 file")]
+
+
+def _parsed(path: Path, text: str) -> tuple[Values, list[Problem]]:
     return (load_python if path.suffix == ".py" else load_json)(text, str(path))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, field
 
-from training.config.schema import FIELDS, kind
+from training.config.schema import FIELDS, Known, kind
 from training.errors import Problem
 
 # Flags that are no configuration: they choose what happens with it.
@@ -18,6 +18,7 @@ ACTIONS = {
     "script": "launch_train.sh N --script main.py -- ARGS: a script of your own instead of our training",
     "help": "this text",
 }
+ALIASES = {"opt": "config"}  # as KAIR calls it
 SWITCHES = ("dry_run", "explain", "check", "json", "help")
 WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
@@ -42,9 +43,10 @@ def suggest(name: str, known: list[str]) -> list[str]:
     return difflib.get_close_matches(name, known, n=2, cutoff=0.6)
 
 
-def parse(argv: list[str]) -> CommandLine:
+def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
+    """`fields`: what may be set; with a task's own options."""
     line = CommandLine()
-    known = [*FIELDS, *ACTIONS]
+    known = [*fields, *ACTIONS]
     rest = list(argv)
     while rest:
         word = rest.pop(0)
@@ -55,17 +57,18 @@ def parse(argv: list[str]) -> CommandLine:
                 line.positional.append(word)
             continue
         typed, equals, text = word[2:].partition("=")
-        name = typed.replace("-", "_")
-        if name not in known and name.startswith("no_") and name[3:] in FIELDS and kind(name[3:]) == "bool" and not equals:
+        name = ALIASES.get(typed, typed.replace("-", "_"))
+        if name not in known and name.startswith("no_") and name[3:] in fields and kind(name[3:], fields) == "bool" and not equals:
             name, equals, text = name[3:], "=", "false"
         if name not in known:
             near = suggest(name, known)
             fixes = [f"--{n}{equals}{shlex.quote(text) if equals else ''}" for n in near] or ["--help lists every flag"]
-            line.problems.append(Problem(f"--{typed} is not a known flag", "", fixes))
-            if not equals and rest and not rest[0].startswith("--") and "." not in rest[0]:
+            what = "is a field of gpt, which is not the task" if name in FIELDS else "is not a known flag"
+            line.problems.append(Problem(f"--{typed} {what}", "", fixes))
+            if not equals and rest and not rest[0].startswith("--") and not rest[0].endswith((".py", ".json")):
                 rest.pop(0)  # its value, which is no config path
             continue
-        is_switch = name in SWITCHES or (name in FIELDS and kind(name) == "bool")
+        is_switch = name in SWITCHES or (name in fields and kind(name, fields) == "bool")
         if not equals:
             if is_switch:
                 # Not 0 and 1: in `./launch_train.sh --dry_run 1 CONFIG` that is the number of processes.

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import Field
+from typing import Any
+
+from training import tasks
 from training.config.flags import ACTIONS
-from training.config.schema import FIELDS, GROUPS, kind
+from training.config.schema import FIELDS, GROUPS, VIDEO, Known, kind
 from training.errors import EXIT_MEANING
 
 
@@ -16,13 +20,21 @@ def option_lines() -> list[str]:
             meta = f.metadata
             if meta["group"] != group or meta["hidden"]:
                 continue
-            shown = "|".join(meta["choices"]) if meta["choices"] else "|".join((kind(name), *meta["words"]))
-            default = "''" if f.default == "" else str(f.default).lower() if isinstance(f.default, bool) else f.default
-            unit = f" [{meta['unit']}]" if meta["unit"] else ""
-            also = f"; also {meta['env']}" if meta["env"] else ""
-            lines.append(f"  --{name + '=' + shown:<36} {meta['help']}{unit} (default {default}{also})")
+            lines.append(_line(name, f, FIELDS))
+    lines += ["", f"Options of --task={VIDEO} (instead of those for gpt alone):"]
+    lines += [_line(name, f, tasks.find(VIDEO, "")[0].own) for name, f in tasks.find(VIDEO, "")[0].own.items()]
     lines += ["", "Exit codes:", *(f"  {int(code):>3}  {meaning}" for code, meaning in EXIT_MEANING.items())]
     return lines
+
+
+def _line(name: str, f: Field[Any], fields: Known) -> str:
+    meta = f.metadata
+    shown = "|".join(meta["choices"]) if meta["choices"] else "|".join((kind(name, fields), *meta["words"]))
+    default = "''" if f.default == "" else str(f.default).lower() if isinstance(f.default, bool) else f.default
+    unit = f" [{meta['unit']}]" if meta["unit"] else ""
+    alone = "; gpt alone" if meta["gpt"] else ""
+    also = f"; also {meta['env']}" if meta["env"] else ""
+    return f"  --{name + '=' + shown:<36} {meta['help']}{unit} (default {default}{alone}{also})"
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from training.config import secret
 from training.config.files import Values
 from training.config.flags import WORDS, CommandLine, suggest
-from training.config.schema import FIELDS, Config, describe, kind
+from training.config.schema import FIELDS, Config, Known, describe, kind
 from training.errors import Problem
 
 PREFIX = "DUET_"
@@ -25,29 +26,34 @@ class Resolved:
     config: Config
     origins: dict[str, str]  # field → where its value came from
     problems: list[Problem] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)  # of a task of its own
 
 
-def resolve(line: CommandLine, file: Values, environ: Mapping[str, str], resumed: Values | None = None) -> Resolved:
-    """The configuration, with all problems of all sources; a field with a problem keeps its default."""
+def resolve(line: CommandLine, file: Values, environ: Mapping[str, str], resumed: Values | None = None, fields: Known = FIELDS) -> Resolved:
+    """The configuration, with all problems of all sources; a field with a problem keeps its default. `fields`: those that the task has."""
     problems: list[Problem] = []
     values: dict[str, Any] = {}
-    origins = dict.fromkeys(FIELDS, "default")
+    origins = dict.fromkeys(fields, "default")
     for name in file:
-        if name not in FIELDS:
-            fixes = [f"{near} = …" for near in suggest(name, list(FIELDS))]
-            problems.append(Problem(f"{name} is not a known field ({file[name][1]})", "", fixes or ["--help lists every field"]))
-    problems += _unknown_variables(environ)
-    for name in FIELDS:
-        found = _lookup(name, line, file, environ, resumed or {})
+        if name not in fields:
+            fixes = [f"{near} = …" for near in suggest(name, list(fields))]
+            what = "is a field of gpt, which is not the task" if name in FIELDS else "is not a known field"
+            problems.append(Problem(f"{name} {what} ({file[name][1]})", "", fixes or ["--help lists every field"]))
+    problems += _unknown_variables(environ, fields)
+    for name in fields:
+        found = _lookup(name, fields, line, file, environ, resumed or {})
         if found is None:
             continue
         raw, origin, is_text = found
-        value, problem = convert(name, raw, is_text)
+        value, problem = convert(name, raw, is_text, fields)
         if problem is not None:
-            problems.append(Problem(f"{name} is {shown(raw)} ({origin}){problem}", describe(name)))
+            problems.append(Problem(f"{name} is {shown(raw)} ({origin}){problem}", describe(name, fields)))
         else:
             values[name], origins[name] = value, origin
-    config = Config(**values)
+    # What a task does not have keeps its default here, and stands in no plan.
+    origins = dict.fromkeys(FIELDS, "default") | origins
+    config = Config(**{name: value for name, value in values.items() if fields[name] is FIELDS.get(name)})
+    options = {name: values.get(name, f.default) for name, f in fields.items() if f is not FIELDS.get(name)}
     config.use_dummy_wandb = config.use_dummy_wandb or config.wandb_run == "dummy"
     if config.persistent_workers and config.num_workers == 0:
         problems.append(
@@ -57,6 +63,7 @@ def resolve(line: CommandLine, file: Values, environ: Mapping[str, str], resumed
                 ["--num_workers=2", "--persistent_workers=false"],
             )
         )
+    problems += secret.problems(config.notify, origins["notify"])
     if isinstance(config.activation_checkpointing, int) and config.activation_checkpointing > config.depth:
         problems.append(
             Problem(
@@ -74,16 +81,18 @@ def resolve(line: CommandLine, file: Values, environ: Mapping[str, str], resumed
                 "a sum of at most 1",
             )
         )
-    return Resolved(config, origins, problems)
+    return Resolved(config, origins, problems, options)
 
 
-def _lookup(name: str, line: CommandLine, file: Values, environ: Mapping[str, str], resumed: Values) -> tuple[Any, str, bool] | None:
+def _lookup(
+    name: str, fields: Known, line: CommandLine, file: Values, environ: Mapping[str, str], resumed: Values
+) -> tuple[Any, str, bool] | None:
     """(value, origin, is it text to be parsed) from the source that wins, or None for the default."""
     if name in line.flags:
         text, typed = line.flags[name]
         return text, f"from {typed} on the command line", True
-    for variable in (PREFIX + name.upper(), FIELDS[name].metadata["env"]):
-        if variable and environ.get(variable):
+    for variable in (PREFIX + name.upper(), fields[name].metadata["env"]):
+        if variable and variable not in INTERNAL and environ.get(variable):
             return environ[variable], f"from {variable} in the environment", True
     for source in (resumed, file):
         if name in source:
@@ -92,8 +101,8 @@ def _lookup(name: str, line: CommandLine, file: Values, environ: Mapping[str, st
     return None
 
 
-def _unknown_variables(environ: Mapping[str, str]) -> list[Problem]:
-    known = [PREFIX + name.upper() for name in FIELDS]
+def _unknown_variables(environ: Mapping[str, str], fields: Known) -> list[Problem]:
+    known = [PREFIX + name.upper() for name in {**FIELDS, **fields}]
     out = []
     for variable in sorted(environ):
         if variable.startswith(PREFIX) and variable not in known and variable not in INTERNAL:
@@ -111,10 +120,10 @@ def shown(raw: Any) -> str:
     return text if len(text) <= 200 else text[:197] + "…"
 
 
-def convert(name: str, raw: Any, is_text: bool) -> tuple[Any, str | None]:
+def convert(name: str, raw: Any, is_text: bool, fields: Known = FIELDS) -> tuple[Any, str | None]:
     """(typed value, None) or (None, what is wrong beside the value itself): text from flags is parsed, values from files must
     have the type."""
-    meta, wanted = FIELDS[name].metadata, kind(name)
+    meta, wanted = fields[name].metadata, kind(name, fields)
     if raw in meta["words"]:
         return raw, None
     value: Any = raw
@@ -138,7 +147,7 @@ def convert(name: str, raw: Any, is_text: bool) -> tuple[Any, str | None]:
         return None, ""
     if wanted == "str" and "\0" in value:
         return None, ", with a null character"
-    if meta["unit"] == "path" and not value and FIELDS[name].default:
+    if meta["unit"] == "path" and not value and fields[name].default:
         return None, ""
     if meta["low"] is not None and value < meta["low"]:
         return None, ", too small"

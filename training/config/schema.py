@@ -5,7 +5,8 @@ The defaults are those of configs/dual_gpu/conservative.py, so that the enhanced
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 GROUPS = {
@@ -23,6 +24,7 @@ GROUPS = {
 
 
 AUTO = ("auto",)
+Known = Mapping[str, "Field[Any]"]  # fields by name: FIELDS, or those of another task
 RATE = "at width 768, other widths × √(768/width)"
 
 
@@ -38,10 +40,12 @@ def option(
     words: tuple[str, ...] = (),
     env: str = "",
     hidden: bool = False,
+    gpt: bool = False,
 ) -> Any:
     """A field: `unit` says unit and scope, `low`/`high` are inclusive, `words` are allowed beside the type (auto, none),
-    `env` is an environment variable of other tools that sets it too (besides DUET_<FIELD>); `hidden`: not in --help."""
-    meta = {"group": group, "help": help, "unit": unit, "low": low, "high": high}
+    `env` is an environment variable of other tools that sets it too (besides DUET_<FIELD>); `hidden`: not in --help; `gpt`: other
+    tasks do not have it."""
+    meta = {"group": group, "help": help, "unit": unit, "low": low, "high": high, "gpt": gpt}
     return field(default=default, metadata={**meta, "choices": choices, "words": words, "env": env, "hidden": hidden})
 
 
@@ -49,9 +53,12 @@ def option(
 class Config:
     """A resolved configuration. Field names are the flags (`--depth=12`), the file keys and, as DUET_DEPTH, variables."""
 
-    depth: int = option(12, "model", "transformer blocks; the width is depth × 64", unit="blocks", low=1, high=256)
-    max_seq_len: int = option(1536, "model", "context length", unit="tokens per sequence", low=8, high=1 << 20)
-    dropout: float = option(0.0, "model", "share of each block's output that is dropped while training", unit="fraction", low=0, high=0.9)
+    task: str = option("gpt", "model", "what is trained: gpt, video_restoration, or a .py file of your own (docs/tasks.md)", unit="path")
+    depth: int = option(12, "model", "transformer blocks; the width is depth × 64", unit="blocks", low=1, high=256, gpt=True)
+    max_seq_len: int = option(1536, "model", "context length", unit="tokens per sequence", low=8, high=1 << 20, gpt=True)
+    dropout: float = option(
+        0.0, "model", "share of each block's output that is dropped while training", unit="fraction", low=0, high=0.9, gpt=True
+    )
 
     device_batch_size: int | str = option(
         8,
@@ -63,7 +70,12 @@ class Config:
         words=AUTO,
     )
     total_batch_size: int = option(
-        24576, "batch", "batch of one optimizer step, reached by gradient accumulation", unit="tokens, all ranks", low=1, high=1 << 40
+        24576,
+        "batch",
+        "batch of one optimizer step, reached by gradient accumulation (other tasks than gpt: one micro-batch of all ranks)",
+        unit="tokens (other tasks: samples), all ranks",
+        low=1,
+        high=1 << 40,
     )
     activation_checkpointing: int | str = option(
         "auto",
@@ -73,6 +85,7 @@ class Config:
         low=0,
         high=256,
         words=("auto", "none"),
+        gpt=True,
     )
     loss_chunks: int | str = option(
         "auto",
@@ -82,6 +95,7 @@ class Config:
         low=1,
         high=1 << 12,
         words=AUTO,
+        gpt=True,
     )
 
     num_iterations: int = option(0, "duration", "stop after this many optimizer steps; 0: by epochs", unit="steps", low=0)
@@ -89,19 +103,25 @@ class Config:
         0, "duration", "stop after this many passes over the data; 0: by iterations, or one pass if both are 0", unit="epochs", low=0
     )
     eval_every: int = option(250, "duration", "validation every so often, and at the end; 0: never", unit="steps", low=0)
-    eval_tokens: int = option(131072, "duration", "validation tokens per evaluation, at most", unit="tokens, all ranks", low=1)
+    eval_tokens: int = option(131072, "duration", "validation tokens per evaluation, at most", unit="tokens, all ranks", low=1, gpt=True)
     log_every: int = option(10, "duration", "print a progress line every so often", unit="steps", low=1)
-    sample_tokens: int = option(256, "duration", "length of the text generated at the end; 0: none", unit="tokens", low=0)
+    sample_tokens: int = option(256, "duration", "length of the text generated at the end; 0: none", unit="tokens", low=0, gpt=True)
 
     optimizer: str = option(
-        "muon", "optimizer", "of the blocks' matrices; everything else has AdamW", choices=("muon", "adamw"), unit="all ranks"
+        "muon", "optimizer", "of the blocks' matrices; everything else has AdamW", choices=("muon", "adamw"), unit="all ranks", gpt=True
     )
     matrix_lr: float | str = option(
-        "auto", "optimizer", "peak learning rate of the blocks' matrices; auto: by the optimizer", unit="per step", low=0, words=AUTO
+        "auto",
+        "optimizer",
+        "peak learning rate of the blocks' matrices; auto: by the optimizer",
+        unit="per step",
+        low=0,
+        words=AUTO,
+        gpt=True,
     )
-    embedding_lr: float = option(0.2, "optimizer", "peak learning rate of the embedding", unit=RATE, low=0)
-    unembedding_lr: float = option(0.008, "optimizer", "peak learning rate of the output head", unit=RATE, low=0)
-    weight_decay: float = option(0.0, "optimizer", "decoupled weight decay of the blocks' matrices", low=0, high=1)
+    embedding_lr: float = option(0.2, "optimizer", "peak learning rate of the embedding", unit=RATE, low=0, gpt=True)
+    unembedding_lr: float = option(0.008, "optimizer", "peak learning rate of the output head", unit=RATE, low=0, gpt=True)
+    weight_decay: float = option(0.0, "optimizer", "decoupled weight decay of the blocks' matrices", low=0, high=1, gpt=True)
     grad_clip: float = option(1.0, "optimizer", "largest global gradient norm; 0: no clipping", low=0)
     warmup_ratio: float = option(0.02, "optimizer", "share of the steps for linear warm-up", unit="fraction", low=0, high=1)
     warmdown_ratio: float = option(0.7, "optimizer", "share of the steps for linear decay at the end", unit="fraction", low=0, high=1)
@@ -112,10 +132,13 @@ class Config:
         "data",
         "a .txt, .jsonl or .parquet file (also .gz, .zst), a folder of them, or stdlib: the Python standard library's sources",
         unit="path",
+        gpt=True,
     )
-    text_field: str = option("text", "data", "the key or column that holds the text in .jsonl and .parquet", unit="name")
-    tokenizer: str = option("bytes", "data", "bytes, bpe (trained on the data), or a tokenizer.json or .tiktoken file to load", unit="path")
-    vocab_size: int = option(8192, "data", "tokens of a bpe tokenizer that is trained", unit="tokens", low=258, high=1 << 20)
+    text_field: str = option("text", "data", "the key or column that holds the text in .jsonl and .parquet", unit="name", gpt=True)
+    tokenizer: str = option(
+        "bytes", "data", "bytes, bpe (trained on the data), or a tokenizer.json or .tiktoken file to load", unit="path", gpt=True
+    )
+    vocab_size: int = option(8192, "data", "tokens of a bpe tokenizer that is trained", unit="tokens", low=258, high=1 << 20, gpt=True)
     num_workers: int = option(0, "data", "data-loader processes", unit="processes per rank", low=0, high=256)
     persistent_workers: bool = option(False, "data", "keep the workers from one epoch to the next")
 
@@ -162,6 +185,13 @@ class Config:
     wandb_project: str = option("duet", "tracking", "W&B project", unit="name", env="WANDB_PROJECT")
     wandb_run: str = option("", "tracking", "W&B run name; dummy is the same as --use_dummy_wandb", unit="name", env="WANDB_RUN")
     tensorboard: bool = option(True, "tracking", "TensorBoard files in the run directory")
+    report: bool = option(True, "tracking", "report.html in the run directory at the end")
+    notify: str = option(
+        "",
+        "tracking",
+        "run at the end of the run, however it has ended; what happened is in DUET_TEXT and on standard input",
+        unit="shell command",
+    )
 
     launcher: str = option(
         "auto",
@@ -192,6 +222,12 @@ class Config:
 
 
 FIELDS = {f.name: f for f in fields(Config)}
+VIDEO = "video_restoration"  # the other task that is built in
+
+
+def shared(name: str) -> bool:
+    """Does every task have this field, and not gpt alone?"""
+    return not FIELDS[name].metadata["gpt"]
 
 
 def of_the_run(name: str) -> bool:
@@ -199,18 +235,18 @@ def of_the_run(name: str) -> bool:
     return name not in ("resume", "out_dir", "log_dir") and FIELDS[name].metadata["group"] != "launch"
 
 
-def kind(name: str) -> str:
-    """The type of a field as a word: int, float, bool or str (words beside it are in the metadata)."""
-    return str(FIELDS[name].type).split(" ", 1)[0]
+def kind(name: str, known: Known = FIELDS) -> str:
+    """The type of a field as a word: int, float, bool or str (words beside it are in the metadata). `known`: with a task's own."""
+    return str(known[name].type).split(" ", 1)[0]
 
 
-def describe(name: str) -> str:
+def describe(name: str, known: Known = FIELDS) -> str:
     """What a field accepts, for people: 'a whole number from 1, or auto (sequences per rank)'."""
-    meta = FIELDS[name].metadata
+    meta = known[name].metadata
     if meta["choices"]:
         text = "one of " + ", ".join(meta["choices"])
     else:
-        text = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}[kind(name)]
+        text = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}[kind(name, known)]
         if meta["low"] is not None and meta["high"] is not None:
             text += f" from {meta['low']} to {meta['high']}"
         elif meta["low"] is not None:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from training.asked import ENTRYPOINT
 from training.config.schema import Config
 from training.host import limits
 from training.host.gpus import Machine
 from training.host.torch_build import TorchBuild
 from training.launch.place import RANK, Place
-from training.request import ENTRYPOINT
 
 RECOVERS, RETRIES = "train_dual_gpu_enhanced.sh", 2  # where `--retries=auto` restarts, and how often
 

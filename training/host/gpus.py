@@ -14,6 +14,16 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 DEFAULT, EXCLUSIVE, PROHIBITED = "default", "exclusive process", "prohibited"
 COMPUTE_MODES = {0: DEFAULT, 1: EXCLUSIVE, 2: PROHIBITED, 3: EXCLUSIVE}
+# Bits of the driver's reasons for low clocks that mean trouble; idle, power cap and fixed clocks are normal.
+BY_HARDWARE = 0x08  # set beside a bit that says why, on cards that know it
+SLOWDOWNS = {
+    BY_HARDWARE: "slowed down by the hardware",
+    0x20: "slowed down for heat (driver)",
+    0x40: "slowed down for heat (hardware)",
+    0x80: "slowed down by the power supply's brake",
+}
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,9 @@ class Gpu:
     processes: tuple[GpuProcess, ...] = ()
     compute_mode: str | None = None  # one of COMPUTE_MODES
     mig: bool | None = None  # split into instances
+    power_limit_w: float | None = None
+    fan_percent: int | None = None
+    slowdowns: tuple[str, ...] | None = None  # of SLOWDOWNS, at this moment
 
     def record(self) -> dict[str, Any]:
         return asdict(self)
@@ -75,7 +88,7 @@ def look(environ: Mapping[str, str] = os.environ) -> Machine:
         every = [gpu for gpu in (_read(pynvml, index) for index in range(count)) if gpu]
     finally:
         pynvml.nvmlShutdown()
-    chosen, reason = visible(every, environ.get("CUDA_VISIBLE_DEVICES"))
+    chosen, reason = visible(every, environ.get(VISIBLE))
     return Machine(tuple(chosen), reason, driver, cuda)
 
 
@@ -109,6 +122,7 @@ def _read(pynvml: Any, index: int) -> Gpu | None:
     memory = ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
     load = ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     power = ask(pynvml.nvmlDeviceGetPowerUsage, handle)
+    limit = ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     running = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
     mode, mig = ask(pynvml.nvmlDeviceGetComputeMode, handle), ask(pynvml.nvmlDeviceGetMigMode, handle)
     return Gpu(
@@ -124,7 +138,24 @@ def _read(pynvml: Any, index: int) -> Gpu | None:
         processes=tuple(_process(p.pid, p.usedGpuMemory) for p in running),
         compute_mode=None if mode is None else COMPUTE_MODES.get(mode),
         mig=None if mig is None else bool(mig[0]),
+        power_limit_w=limit / 1000 if limit is not None else None,
+        fan_percent=ask(pynvml.nvmlDeviceGetFanSpeed, handle),
+        slowdowns=_slowdowns(pynvml, handle),
     )
+
+
+def _slowdowns(pynvml: Any, handle: Any) -> tuple[str, ...] | None:
+    reasons = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+    if reasons is None:  # the name that drivers before 535 know
+        reasons = ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    return None if reasons is None else slowdowns(reasons)
+
+
+def slowdowns(reasons: int) -> tuple[str, ...]:
+    found = {bit: text for bit, text in SLOWDOWNS.items() if reasons & bit}
+    if len(found) > 1:
+        found.pop(BY_HARDWARE, None)
+    return tuple(found.values())
 
 
 def one_line(text: str) -> str:

@@ -1,0 +1,79 @@
+"""KAIR's option files: nested JSON with // comments. Their keys become our fields (training.config.vocabulary), with the line they
+stand in; what they ask for that we do not have is said before anything starts.
+
+A value whose name is that of a key or a token never leaves this module, but from api_key().
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from training.config.commented_json import Wrong, kind, parse, without_comments
+from training.config.files import Loaded
+from training.config.flags import suggest
+from training.config.option_reading import Reading
+from training.config.schema import FIELDS, VIDEO
+from training.config.vocabulary import MARKS, SECTIONS
+from training.errors import Problem
+from training.host.redact import masked
+
+API_KEY = ("logging", "wandb_api_key")
+# A line that may hold a secret, whatever is wrong in it.
+_SECRET_LINE = re.compile(r"key(?!s)|token|secret|passw|credential|auth", re.IGNORECASE)
+_KEY = re.compile(r'"([^"\\\n]*)"\s*:\s*(\{)?')
+
+
+def is_option_file(text_or_tree: Any) -> bool:
+    """Is this KAIR's vocabulary, and no flat configuration of ours? Of a text that is no JSON too."""
+    if not isinstance(text_or_tree, str):
+        tree = text_or_tree
+    else:
+        try:
+            tree = parse(text_or_tree).value
+        except Wrong:
+            tree = {name: {} if opens else None for name, opens in _KEY.findall(without_comments(text_or_tree))}
+    if not isinstance(tree, dict):
+        return False
+    sections = sorted(section for section in SECTIONS if "." not in section)
+    nested = [name for name, value in tree.items() if isinstance(value, dict) and name not in FIELDS]
+    return any(name in MARKS and (name not in SECTIONS or name in nested) for name in tree) or any(suggest(n, sections) for n in nested)
+
+
+def api_key(path: Path) -> str | None:
+    """The key for W&B in this file; None where there is none, or no such file any more. Never write it anywhere."""
+    try:
+        tree = parse(path.read_text(encoding="utf-8-sig")).value
+    except (OSError, UnicodeDecodeError, Wrong):
+        return None
+    for name in API_KEY:
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree.strip() or None if isinstance(tree, str) else None
+
+
+def load(path: Path, text: str, ranks: int = 2) -> Loaded:
+    """Everything an option file says, and everything wrong with it. `ranks`: for the command that runs KAIR's own program; 0: not known."""
+    name = str(path)
+    loaded = Loaded({"task": (VIDEO, name)})
+    try:
+        document = parse(text.removeprefix("\ufeff"))
+    except Wrong as wrong:
+        loaded.problems = [_no_json(name, text, wrong)]
+        return loaded
+    if not isinstance(document.value, dict):
+        loaded.problems = [Problem(f"{name} holds {kind(document.value)}", 'one object: {"task": …, "datasets": {…}, …}')]
+        return loaded
+    Reading(name, document, ranks or 2, loaded).read()
+    return loaded
+
+
+def _no_json(name: str, text: str, wrong: Wrong) -> Problem:
+    """With the line, unless it may hold a key: by its own words, or because it goes on with the value of such a name."""
+    lines = text.split("\n")
+    line = lines[wrong.line - 1].strip()
+    before = _KEY.findall(without_comments("\n".join(lines[: wrong.line - 1])))
+    secret = _SECRET_LINE.search(line) or (before and _SECRET_LINE.search(before[-1][0]))
+    shown = masked(line if line.isprintable() else repr(line))
+    quoted = "" if secret or not line else f": {shown if len(shown) <= 160 else shown[:157] + '…'}"
+    return Problem(f"{name}:{wrong.line}:{wrong.column}: {wrong.message}{quoted}", "JSON, with // comments")

@@ -1,0 +1,289 @@
+"""One option file, key by key: what it sets, what is wrong with it, what is not used."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+from training.config import vocabulary
+from training.config.commented_json import Document, Keys, is_number, kind, short, spelled
+from training.config.files import Loaded
+from training.config.flags import suggest
+from training.config.vocabulary import KEYS, KINDS, NETWORK, OURS, SECTIONS, converted, leaf, nothing
+from training.errors import Problem
+
+EXAMPLE = "options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json"
+PROGRAM = "main_train_vrt.py"
+# Parts of VRT that an option file keeps still for some steps; the network here has none of them.
+PARTS_OF_VRT = ("spynet", "deform", "pa_deform")
+
+
+class Reading:
+    """`ranks`: for the command that runs KAIR's own program. What comes of it goes into `loaded`."""
+
+    def __init__(self, name: str, document: Document, ranks: int, loaded: Loaded) -> None:
+        self.name, self.document, self.ranks, self.loaded = name, document, ranks, loaded
+        self.values, self.notes = loaded.values, loaded.notes
+        self.found: dict[str, Any] = {}  # dotted key → value, of known keys that are given and not null
+        self.lines = {".".join(keys): line for keys, line in document.lines.items() if "." not in "".join(keys)}
+        self.problems: list[tuple[int, Problem]] = []  # with their lines
+        self.unused: dict[str, list[str]] = {}  # section → keys
+        network = document.value.get("netG")
+        self.ours = not isinstance(network, dict) or network.get("net_type") in (None, NETWORK)
+        self.special: dict[str, Callable[[str, Any], None]] = {
+            "task": self.task,
+            "model": self.model,
+            "gpu_ids": self.gpu_ids,
+            "n_channels": self.n_channels,
+            "path.root": self.root,
+            "datasets.train.io_backend.type": self.back_end,
+            "datasets.test.io_backend.type": self.back_end,
+            "datasets.train.dataloader_shuffle": self.shuffle,
+            "datasets.train.val_partition": self.val_partition,
+            "netG.net_type": self.net_type,
+            "netG.in_chans": self.in_chans,
+            "train.fix_keys": self.fix_keys,
+            "logging.use_wandb": self.use_wandb,
+            "logging.wandb_api_key": self.wandb_key,
+        }
+
+    def read(self) -> None:
+        model = self.document.value.get("model")
+        if isinstance(model, str) and model != "vrt":
+            self.other_model(model)
+        else:
+            self.everything()
+        self.loaded.problems = [problem for _, problem in sorted(self.problems, key=lambda one: one[0])]
+
+    def everything(self) -> None:
+        for keys, first, second in self.document.twice:
+            self.wrong(second, f"{spelled(keys)} is given twice ({self.name}, lines {first} and {second})", "each key once")
+        self.walk(self.document.value, ())
+        for dotted, value in self.found.items():
+            self.take(dotted, value)
+        self.whole_file()
+        self.lacking()
+        for dotted, key in KEYS.items():
+            if key.absent is not None and dotted not in self.found:
+                self.values[key.field] = (converted(key.field, key.absent), f"{self.name}: no {dotted}, as KAIR takes it then")
+        self.say_unused()
+
+    # One key after the other.
+
+    def walk(self, tree: dict[str, Any], above: Keys) -> None:
+        for name, value in tree.items():
+            keys = (*above, name)
+            dotted = ".".join(keys)
+            if "." in name:
+                self.unknown(keys)
+            elif dotted in KEYS or (above == (OURS,) and name in vocabulary.own_fields()):
+                if value is not None:
+                    self.found[dotted] = value
+            elif dotted in SECTIONS:
+                if isinstance(value, dict):
+                    self.walk(value, keys)
+                elif value is not None:
+                    self.wrong_kind(dotted, value, "an object: {…}")
+            elif above != ("netG",) or self.ours:  # another network's keys are its own
+                self.unknown(keys)
+
+    def unknown(self, keys: Keys) -> None:
+        fixes = vocabulary.meant(".".join(keys)) or ["docs/option_files.md has all keys"]
+        line = self.document.lines[keys]
+        self.wrong(line, f"{spelled(keys)} is no key of an option file ({self.name}:{line})", "", fixes)
+
+    def take(self, dotted: str, value: Any) -> None:
+        """A key that is given: into values, or to the function that knows more of it, or to what is not used."""
+        key = KEYS.get(dotted) or vocabulary.to(leaf(dotted))
+        if dotted.startswith("netG.") and not self.ours and key.field not in ("scale", "net_type"):
+            return
+        if dotted in self.special:
+            self.special[dotted](dotted, value)
+        elif key.field and key.why in (vocabulary.AGREE, vocabulary.SAME_AS_TRAIN):
+            self.agreeing(dotted, key.field, value)
+        elif key.field:
+            self.set(dotted, key.field, value)
+        elif key == vocabulary.UNUSED and value:
+            self.leave(dotted)
+
+    def leave(self, dotted: str) -> None:
+        section, _, name = dotted.rpartition(".")
+        self.unused.setdefault(section, []).append(name)
+
+    def set(self, dotted: str, name: str, value: Any) -> None:
+        origin = f"{self.name}:{self.lines[dotted]}: {dotted}"
+        if self.is_plain(dotted, name, value):
+            new, known = converted(name, value), self.values.get(name)
+            if known and known[0] != new:
+                self.wrong_at(dotted, f"{name} is set twice: by {known[1]} and by {origin}", "one of them")
+            self.values[name] = (new, origin)
+
+    def is_plain(self, dotted: str, name: str, value: Any) -> bool:
+        """One value, or numbers for what is a list in our text. Whether it is the right one is seen where all values are."""
+        listed = KINDS[name] == "str" and isinstance(value, list)
+        if isinstance(value, dict) or (isinstance(value, list) and not (listed and all(map(is_number, value)))):
+            self.wrong_kind(dotted, value, "numbers" if listed else "one value")
+            return False
+        return True
+
+    def agreeing(self, dotted: str, name: str, value: Any) -> None:
+        """A fact that several places state."""
+        if name not in self.values:
+            self.set(dotted, name, value)
+        elif self.is_plain(dotted, name, value) and self.values[name][0] != converted(name, value):
+            origin = self.values[name][1]
+            other = short(self.found[origin.rpartition(": ")[2]])
+            self.wrong_at(dotted, f"{dotted} is {short(value)} ({self.at(dotted)}), but {other} is said in {origin}", "the same")
+
+    def root(self, dotted: str, value: Any) -> None:
+        if value != "experiments":
+            self.set(dotted, "out_dir", value)
+
+    def task(self, dotted: str, value: Any) -> None:
+        if isinstance(value, str):
+            name = re.sub(r"[^\w.-]+", "_", value).strip("._-")
+            self.loaded.title = name.encode()[:100].decode(errors="ignore")
+        else:
+            self.wrong_kind(dotted, value, f"text: {KEYS[dotted].why}")
+
+    def model(self, dotted: str, value: Any) -> None:
+        if not isinstance(value, str):
+            self.wrong_kind(dotted, value, '"vrt"')
+
+    def gpu_ids(self, dotted: str, value: Any) -> None:
+        if isinstance(value, list) and all(type(one) is int and one >= 0 for one in value) and len(set(value)) == len(value):
+            self.loaded.gpu_ids = value
+        else:
+            self.wrong_at(dotted, f"gpu_ids is {short(value)} ({self.at(dotted)})", "a list of GPU numbers, each once, such as [0,1]")
+
+    def n_channels(self, dotted: str, value: Any) -> None:
+        if value != 3 or isinstance(value, bool):
+            self.wrong_at(dotted, f"n_channels is {short(value)} ({self.at(dotted)})", "3: frames in colour; grey ones are read as such")
+
+    def shuffle(self, dotted: str, value: Any) -> None:
+        if value is False:
+            self.notes.append(f"{dotted} is false ({self.at(dotted)}): {KEYS[dotted].why}")
+
+    def in_chans(self, dotted: str, value: Any) -> None:
+        given = bool(self.found.get("datasets.train.dataroot_spike"))
+        spikes = self.found.get("datasets.train.spike_channels", 1)
+        if isinstance(spikes, int) and value != (wanted := 3 + spikes * given):
+            why = f"3 + spike_channels {spikes}" if given else "there is no datasets.train.dataroot_spike"
+            what = f"{dotted} is {short(value)} ({self.at(dotted)}), but the input has {wanted} channels"
+            self.wrong_at(dotted, what, f"{wanted}: {why}")
+
+    def val_partition(self, dotted: str, value: Any) -> None:
+        if self.found.get("datasets.train.name") == "REDS":
+            what = f'{dotted} is {short(value)} ({self.at(dotted)}) and the name is "REDS": KAIR leaves clips out then, and we do not'
+            self.wrong_at(dotted, what, KEYS[dotted].why, ['"name": "train_dataset", and a meta_info_file without those clips'])
+
+    def fix_keys(self, dotted: str, value: Any) -> None:
+        parts = value if isinstance(value, list) else [value]
+        others = [part for part in parts if part not in PARTS_OF_VRT]
+        if others and self.ours and self.found.get("train.fix_iter") not in (None, 0, -1):
+            what = f"{dotted} is {short(value)} ({self.at(dotted)}): {vocabulary.FREEZING}"
+            self.wrong_at(dotted, what, "no fix_keys, or fix_iter 0", ['"fix_iter": 0'])
+        elif parts:
+            self.leave(dotted)
+
+    def back_end(self, dotted: str, value: Any) -> None:
+        if value not in ("disk", "lmdb"):
+            self.wrong_at(dotted, f"{dotted} is {short(value)} ({self.at(dotted)})", KEYS[dotted].why, ['"io_backend": {"type": "disk"}'])
+
+    def use_wandb(self, dotted: str, value: Any) -> None:
+        if not isinstance(value, bool):
+            self.wrong_kind(dotted, value, "true or false")
+            return
+        origin = f"{self.name}:{self.lines[dotted]}: {dotted}"
+        self.values["use_dummy_wandb"] = (not value, origin)
+        if value and "logging.wandb_mode" not in self.found:
+            self.values["wandb_mode"] = ("online", origin)
+
+    def wandb_key(self, dotted: str, value: Any) -> None:
+        if not isinstance(value, str):
+            self.wrong_kind(dotted, value, "the key as text, or null. Better: WANDB_API_KEY in the environment")
+        elif value.strip():
+            self.notes.append(f"the W&B key in {self.at(dotted)} is used and written nowhere; WANDB_API_KEY in the environment is safer")
+
+    def net_type(self, dotted: str, value: Any) -> None:
+        if self.ours:
+            self.set(dotted, "net_type", value)
+            return
+        near = isinstance(value, str) and suggest(value, [NETWORK])
+        what = f"{dotted} is {short(value)} ({self.at(dotted)})"
+        network = f'"net_type": "{NETWORK}"   # our own: {EXAMPLE} has it'
+        if near:
+            self.wrong_at(dotted, what, f"{NETWORK}", [network])
+            return
+        flow = self.found.get("netG.spynet_path")
+        parts = ["that network", *([f"its pretrained flow network ({short(flow)})"] if flow else [])]
+        weights = self.found.get("path.pretrained_netG")
+        parts += [f"the weights it begins with ({short(weights)})"] if weights else []
+        missing = f"{', '.join(parts[:-1])} and {parts[-1]} are" if len(parts) > 1 else f"{parts[0]} is"
+        self.wrong_at(dotted, f"{what}: {missing} with KAIR's own program, not here", f'"{NETWORK}"', [self.own_program(), network])
+
+    # What is seen of all keys together.
+
+    def whole_file(self) -> None:
+        for part in ("datasets.train", "datasets.test"):
+            type_key = f"{part}.io_backend.type"
+            roots = {k: v for k, v in self.found.items() if k.startswith(f"{part}.dataroot_") and isinstance(v, str)}
+            packed = [k for k, v in roots.items() if v.rstrip("/").endswith(".lmdb")]
+            lmdb = [type_key] if self.found.get(type_key) == "lmdb" else []
+            if not lmdb and not packed:
+                continue
+            first = min([*lmdb, *packed], key=lambda k: self.lines[k])
+            shows = ", ".join(f"{leaf(k)} {short(self.found[k])}" for k in packed) or 'io_backend "lmdb"'
+            instead = [f'"{leaf(k)}": "{re.sub(".lmdb/?$", "", roots[k])}"' for k in packed]
+            instead += ['"io_backend": {"type": "disk"}'] if lmdb else []
+            fix = f"{', '.join(instead)}   # the folders that the LMDB was made from"
+            what = f"{part} is packed as LMDB ({shows}; {self.at(first)}), which is not read here"
+            self.wrong_at(first, what, "folders of frames, one a clip", [fix])
+        if self.ours and len(self.loaded.gpu_ids) > 1 and "datasets.train.dataloader_batch_size" in self.found:
+            where = self.at("datasets.train.dataloader_batch_size")
+            self.notes.append(
+                f"dataloader_batch_size and dataloader_num_workers ({where}) are of each rank; KAIR shares them among gpu_ids"
+            )
+
+    def lacking(self) -> None:
+        """Keys of the same kind are one problem."""
+        groups: dict[tuple[str, str], list[str]] = {}
+        for dotted, value in self.found.items():
+            key = KEYS.get(dotted)
+            theirs = dotted.startswith("path.pretrained_") and not self.ours  # said with the network
+            if key and key.harmless is not None and value and value not in key.harmless and not theirs:
+                groups.setdefault((dotted.rpartition(".")[0], key.why), []).append(dotted)
+        for (section, why), keys in groups.items():
+            said = ", ".join(f"{leaf(k)} {short(self.found[k])}" for k in keys)
+            fixes = [", ".join(f'"{leaf(k)}": {nothing(k, self.found[k])}' for k in keys)]
+            self.wrong_at(keys[0], f"{section} has {said} ({self.at(keys[0])}): {why}", "", fixes if self.ours else [])
+
+    def say_unused(self) -> None:
+        parts = [f"{section or 'at the top'}: {', '.join(names)}" for section, names in self.unused.items()]
+        if parts:
+            self.notes.append(f"keys of {self.name} that are not used here: {'; '.join(parts)}")
+
+    def other_model(self, model: str) -> None:
+        what = f"model is {short(model)} ({self.at('model')})"
+        if program := vocabulary.PROGRAMS.get(model):
+            what += ": KAIR trains single pictures with it, not videos"
+            self.wrong_at("model", what, '"vrt"', [self.own_program(program)])
+        else:
+            self.wrong_at("model", what, '"vrt"', ['"model": "vrt"'])
+
+    def own_program(self, program: str = PROGRAM) -> str:
+        return f"./launch_train.sh {self.ranks} --script {program} -- --opt {shlex.quote(self.name)} --dist True   # KAIR's, in its folder"
+
+    def at(self, dotted: str) -> str:
+        return f"{self.name}:{self.lines[dotted]}"
+
+    def wrong_kind(self, dotted: str, value: Any, allowed: str) -> None:
+        self.wrong_at(dotted, f"{dotted} is {kind(value)} ({self.at(dotted)})", allowed)
+
+    def wrong_at(self, dotted: str, what: str, allowed: str = "", fixes: list[str] | None = None) -> None:
+        self.wrong(self.lines[dotted], what, allowed, fixes)
+
+    def wrong(self, line: int, what: str, allowed: str = "", fixes: list[str] | None = None) -> None:
+        self.problems.append((line, Problem(what, allowed, fixes or [])))

@@ -1,0 +1,236 @@
+"""The keys of KAIR's option files, as datasets.train.gt_size, and what becomes of each. Also those of the repositories made from KAIR
+that train with spikes. docs/option_files.md shows this table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any
+
+from training.config.commented_json import is_number
+from training.config.schema import Config, shared
+from training.tasks.video_restoration.options import Options
+
+# Our own fields by their own names, in a section that KAIR's program does not look at.
+OURS = "duet"
+KINDS = {f.name: str(f.type).split(" ", 1)[0] for f in (*fields(Config), *fields(Options))}
+NETWORK = "recurrent"
+# KAIR's other training programs, by the model that an option file names.
+PROGRAMS = {"plain": "main_train_psnr.py", "plain2": "main_train_psnr.py", "plain4": "main_train_psnr.py", "gan": "main_train_gan.py"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """What becomes of a key: it sets `field`; or `why` says what is special, or what we lack; or nothing, where all is empty."""
+
+    field: str = ""
+    absent: Any = None  # what KAIR takes where the key is not there, if our default is another
+    why: str = ""
+    harmless: tuple[Any, ...] | None = None  # we have nothing for it: these values ask for nothing (nor do null, false, 0 and empty)
+
+
+def to(field: str, absent: Any = None, why: str = "") -> Key:
+    return Key(field, absent, why)
+
+
+def told(why: str) -> Key:
+    """training.config.option_file has a function for it."""
+    return Key(why=why)
+
+
+def lacks(why: str, *harmless: Any) -> Key:
+    return Key(why=why, harmless=harmless)
+
+
+UNUSED = Key()
+AGREE = "is 1, 2 or 4, the same wherever it stands"
+SPIKES = "raw spikes become spike_channels pictures a frame in one way alone"
+AS_THEY_ARE = "pictures go in as they are, from 0 to 1"
+NOISE = "noise that is added to the frames is not made here; keep noisy frames in dataroot_lq"
+WEIGHTS = "training begins with fresh weights; a run of ours goes on with --resume=RUN"
+FREEZING = "parts of the network are not kept still or trained more slowly"
+AVERAGE = "no moving average of the weights is kept; validation is of the weights themselves"
+EXTRA_LOSS = "the weights are not regularised that way"
+SAME_AS_TRAIN = "is the same as in datasets.train"
+
+_TOP: dict[str, Key] = {
+    "task": told("the beginning of the run directory's name"),
+    "model": told('"vrt": videos. KAIR\'s other models are of single pictures'),
+    "gpu_ids": told("which GPUs, with one process that has no other word on it"),
+    "dist": told("not needed: whether there are several ranks is found out"),
+    "find_unused_parameters": to("find_unused_parameters"),
+    "use_static_graph": to("use_static_graph"),
+    "scale": to("scale", why=AGREE),
+    "n_channels": told("3"),
+    **dict.fromkeys(("merge_bn", "merge_bn_startpoint", "opt_path", "is_train"), UNUSED),
+}
+_PATH: dict[str, Key] = {
+    "root": to("out_dir", why='"experiments" is our own default, in the project\'s folder'),
+    **dict.fromkeys(("pretrained_netG", "pretrained_optimizerG"), lacks(WEIGHTS)),
+    **dict.fromkeys(("pretrained_netE", "pretrained_netD", "task", "models", "log", "options", "images"), UNUSED),
+}
+_BOTH: dict[str, Key] = {
+    "io_backend.type": told('"disk": folders of frames'),
+    "scale": to("scale", why=AGREE),
+    "spike_h": to("spike_h"),
+    "spike_w": to("spike_w"),
+    "spike_channels": to("spike_channels"),
+    "spike_flipud": to("spike_flipud"),
+    "pad_sequence": lacks("sequences are not made longer by a frame"),
+    "temporal_scale": lacks("frames are restored, none is invented between them", 1),
+    "color_jitter": lacks("colours are not changed at random"),
+    "sigma": lacks(NOISE),
+    "sigma_min": lacks(NOISE),
+    "sigma_max": lacks(NOISE),
+    **dict.fromkeys(("spike", "spike_reconstruction", "spike_flow", "input_pack_mode"), lacks(SPIKES)),
+    **dict.fromkeys(("rgb_normalize", "spike_normalize"), lacks(AS_THEY_ARE)),
+    **dict.fromkeys(("name", "dataset_type", "filename_tmpl", "filename_ext", "cache_data", "phase", "n_channels"), UNUSED),
+    **dict.fromkeys(("dataloader_prefetch_factor", "dataloader_pin_memory", "pin_memory", "prefetch_factor"), UNUSED),
+    **dict.fromkeys(("spike_config", "spike_folder_name", "spike_filename_ext", "compat", "keep_legacy_l"), UNUSED),
+    **dict.fromkeys(("tfp_half_win_length", "tfp_device", "tfp_devices"), UNUSED),
+}
+_TRAIN_DATA: dict[str, Key] = {
+    **_BOTH,
+    "dataroot_gt": to("dataroot_gt"),
+    "dataroot_lq": to("dataroot_lq"),
+    "dataroot_spike": to("dataroot_spike"),
+    "meta_info_file": to("meta_info_file"),
+    "num_frame": to("num_frame"),
+    "gt_size": to("gt_size", 256),
+    "interval_list": to("interval_list"),
+    "random_reverse": to("random_reverse"),
+    "use_hflip": to("use_hflip", False),
+    "use_rot": to("use_rot", False),
+    "dataloader_batch_size": to("device_batch_size", why="of each rank; KAIR shares it among its gpu_ids"),
+    "dataloader_num_workers": to("num_workers", why="of each rank; KAIR shares them among its gpu_ids"),
+    "dataloader_shuffle": told("the order of training samples is always drawn, from the seed"),
+    "dataloader_persistent_workers": to("persistent_workers"),
+    "persistent_workers": to("persistent_workers"),
+    "mirror_sequence": lacks("sequences are not mirrored in time to twice their length"),
+    "test_mode": lacks("training is on the training frames"),
+    "val_partition": told("with the name REDS, KAIR leaves clips out; here meta_info_file says which clips are trained on"),
+}
+_TEST_DATA: dict[str, Key] = {
+    **_BOTH,
+    **{name: to(name, why=SAME_AS_TRAIN) for name in ("spike_h", "spike_w", "spike_channels", "spike_flipud")},
+    "dataroot_gt": to("test_dataroot_gt"),
+    "dataroot_lq": to("test_dataroot_lq"),
+    "dataroot_spike": to("test_dataroot_spike"),
+    "num_frame": to("test_num_frame"),
+    **dict.fromkeys(("meta_info_file", "val_partition", "test_mode", "dataloader_shuffle", "dataloader_num_workers"), UNUSED),
+    **dict.fromkeys(("dataloader_batch_size", "dataloader_persistent_workers", "persistent_workers"), UNUSED),
+}
+_NETWORK: dict[str, Key] = {
+    "net_type": to("net_type", why=f'"{NETWORK}"'),
+    "embed_dim": to("embed_dim"),
+    "num_blocks": to("num_blocks"),
+    "upscale": to("scale", why=AGREE),
+    "scale": to("scale", why=AGREE),
+    "in_chans": told("3, or 3 + spike_channels where dataroot_spike is given"),
+    **dict.fromkeys(
+        ("out_chans", "img_size", "window_size", "depths", "embed_dims", "num_heads", "indep_reconsts", "mul_attn_ratio"), UNUSED
+    ),
+    **dict.fromkeys(("clip_size", "inputconv_groups", "spynet_path", "deformable_groups", "attention_heads", "attention_window"), UNUSED),
+    **dict.fromkeys(("pa_frames", "nonblind_denoising", "cpu_cache_length", "recal_all_flows", "optical_flow", "dcn_type"), UNUSED),
+    **dict.fromkeys(("use_checkpoint_attn", "use_checkpoint_ffn", "no_checkpoint_attn_blocks", "no_checkpoint_ffn_blocks"), UNUSED),
+    **dict.fromkeys(("init_type", "init_bn_type", "init_gain"), UNUSED),
+}
+_TRAIN: dict[str, Key] = {
+    "total_iter": to("num_iterations"),
+    "manual_seed": to("seed"),
+    "checkpoint_test": to("eval_every"),
+    "checkpoint_save": to("save_every"),
+    "checkpoint_print": to("log_every"),
+    "G_optimizer_clipgrad": to("grad_clip", 0.0),
+    "G_optimizer_betas": to("G_optimizer_betas", [0.9, 0.999]),
+    **{name: to(name) for name in ("G_lossfn_type", "G_lossfn_weight", "G_charbonnier_eps")},
+    **{name: to(name) for name in ("G_optimizer_type", "G_optimizer_lr", "G_optimizer_wd")},
+    **{
+        f"G_scheduler_{name}": to(f"G_scheduler_{name}")
+        for name in ("type", "periods", "restart_weights", "eta_min", "milestones", "gamma")
+    },
+    "E_decay": lacks(AVERAGE),
+    "fix_keys": told(f"{FREEZING}; spynet and deform are parts of VRT alone"),
+    **dict.fromkeys(("G_regularizer_orthstep", "G_regularizer_clipstep"), lacks(EXTRA_LOSS)),
+    **dict.fromkeys(("freeze_backbone", "use_lora", "phase2_lora_mode"), lacks(FREEZING)),
+    **dict.fromkeys(("lora_rank", "lora_alpha", "lora_target_modules", "partial_load"), UNUSED),
+    **dict.fromkeys(("G_optimizer_reuse", "G_param_strict", "E_param_strict", "fix_iter", "fix_lr_mul"), UNUSED),
+    **dict.fromkeys(("F_feature_layer", "F_weights", "F_lossfn_type", "F_use_input_norm", "F_use_range_norm"), UNUSED),
+    **dict.fromkeys(("pad_seq", "flip_seq", "center_frame_only"), UNUSED),
+}
+_VAL: dict[str, Key] = {
+    **{name: to(name) for name in ("num_frame_testing", "num_frame_overlapping", "size_patch_testing")},
+    **dict.fromkeys(("save_img", "pad_seq", "flip_seq", "center_frame_only", "size_patch_overlapping", "patch_batch_size"), UNUSED),
+}
+_LOGGING: dict[str, Key] = {
+    "use_tensorboard": to("tensorboard"),
+    "use_wandb": told("false: use_dummy_wandb; true: wandb_mode online, which goes on offline without a login"),
+    "wandb_api_key": told("the login for W&B; WANDB_API_KEY in the environment wins. Written nowhere"),
+    "wandb_mode": to("wandb_mode"),
+    "wandb_project": to("wandb_project"),
+    "wandb_name": to("wandb_run"),
+    "wandb_run_name": to("wandb_run"),
+    **dict.fromkeys(("wandb_entity", "use_swanlab", "use_logfire"), UNUSED),
+    **{f"swanlab_{name}": UNUSED for name in ("api_key", "project", "workspace", "name", "description", "mode")},
+    **{f"logfire_{name}": UNUSED for name in ("token", "project_name", "service_name", "environment", "log_text")},
+    **{f"logfire_{name}": UNUSED for name in ("log_metrics", "log_timings")},
+}
+_PARTS: dict[str, dict[str, Key]] = {
+    "": _TOP,
+    "path": _PATH,
+    "datasets.train": _TRAIN_DATA,
+    "datasets.test": _TEST_DATA,
+    "netG": _NETWORK,
+    "train": _TRAIN,
+    "val": _VAL,
+    "logging": _LOGGING,
+    OURS: {},
+}
+KEYS: dict[str, Key] = {f"{part}.{name}".lstrip("."): key for part, keys in _PARTS.items() for name, key in keys.items()}
+# What holds keys and is none itself.
+SECTIONS = {*(part for part in _PARTS if part), "datasets", "datasets.train.io_backend", "datasets.test.io_backend"}
+# What no flat configuration of ours has, so that a file that has one is an option file.
+MARKS = {*SECTIONS, "gpu_ids", "n_channels", "dist"}
+
+
+def leaf(dotted: str) -> str:
+    return dotted.rpartition(".")[2]
+
+
+def meant(dotted: str) -> list[str]:
+    """What somebody may have meant who wrote this unknown key: the same word in another section first, or our
+    name for it; else words like it, nearest
+    first, in its own section before all others."""
+    from training.config.flags import suggest
+
+    section, _, word = dotted.rpartition(".")
+    known = [*KEYS, *SECTIONS, *(f"{OURS}.{name}" for name in own_fields())]
+    same = [key for key in known if leaf(key) == word] + [key for key in KEYS if KEYS[key].field == word]
+    here = [key for key in known if key.rpartition(".")[0] == section]
+    near: list[str] = []
+    for where in (here, known):
+        words = suggest(word, sorted({leaf(key) for key in where}))
+        near += [key for near_word in words for key in where if leaf(key) == near_word and not near]
+    return list(dict.fromkeys(same or near))[:2]
+
+
+def own_fields() -> list[str]:
+    """Those of every training that no key of KAIR's sets."""
+    set_already = {key.field for key in KEYS.values()} | {"use_dummy_wandb", "task"}
+    return [f.name for f in fields(Config) if shared(f.name) and f.name not in set_already]
+
+
+def converted(name: str, value: Any) -> Any:
+    """As the field has it: a list as text with commas, 3e5 as a whole number."""
+    if KINDS[name] == "str" and (is_number(value) or isinstance(value, list)):
+        return ",".join(str(int(one) if one == int(one) else one) for one in (value if isinstance(value, list) else [value]))
+    if KINDS[name] == "int" and isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def nothing(dotted: str, value: Any) -> str:
+    """The value with which a key asks for nothing."""
+    if harmless := KEYS[dotted].harmless:
+        return json.dumps(harmless[0])
+    return "false" if isinstance(value, bool) else "0" if is_number(value) else "null"
