@@ -93,9 +93,9 @@ class Step:
 
 
 def measure(load: Load) -> Measured:
-    """Raises training.engine.measure.Unavailable when this torch can not."""
+    """Raises training.tasks.gpt.measure.Unavailable when this torch can not."""
     started = time.perf_counter()
-    from training.engine.measure import peak
+    from training.tasks.gpt.measure import peak
 
     fake = peak(load)
     same = estimate(replace(load, compiled=False, cuda=False))
@@ -103,7 +103,7 @@ def measure(load: Load) -> Measured:
 
 
 def memory(load: Load, room: int | None) -> Step:
-    from training.engine.measure import Unavailable
+    from training.tasks.gpt.measure import Unavailable
 
     console.info("measuring the memory of a step by fake tensors")
     try:

@@ -79,10 +79,15 @@ class Heartbeat:
         self._known: dict[str, tuple[bytes, int]] = {}  # phase → its bytes, where its histogram begins
         self._kinds: list[str] = []
         self._pid = os.getpid()
-        self._since, self._histogram = time.monotonic_ns(), -1
+        self._since, self._histogram, self._phase = time.monotonic_ns(), -1, ""
+
+    def again(self) -> None:
+        """Still the same phase, and it gets on; how often may differ between ranks, so it does not count as a place."""
+        self._place -= 1
+        self.beat(self._phase)
 
     def beat(self, phase: str) -> None:
-        now = time.monotonic_ns()
+        now, self._phase = time.monotonic_ns(), phase
         text, histogram = self._known.get(phase) or self._learn(phase)
         if self._histogram >= 0:
             took = now - self._since | 4
@@ -130,6 +135,9 @@ class NoHeartbeat:
     epoch = step = 0
 
     def beat(self, phase: str) -> None:
+        pass
+
+    def again(self) -> None:
         pass
 
 

@@ -224,19 +224,23 @@ class Armed(heartbeat.Heartbeat):
         """Just before workers are started. What they call is the dataset; in the rank itself it stays as it was."""
         from torch.utils.data import get_worker_info
 
-        from training.data.loader import TokenDataset
+        from training.data.tokens import TokenDataset
+        from training.tasks.base import Samples
 
         specs, self._workers = self._workers, []
-        real = TokenDataset.rows
 
-        def rows(dataset: Any, indices: Any) -> Any:
-            worker = get_worker_info()
-            (epoch,) = struct.unpack_from("q", self._shared)
-            for spec in specs if worker is not None else ():
-                if worker is not None and worker.id == spec.worker and spec.epoch in (None, epoch):
-                    self._seen[spec] += 1
-                    if self._seen[spec] == spec.call:
-                        self._happen(spec)
-            return real(dataset, indices)
+        def armed(real: Any) -> Any:
+            def rows(dataset: Any, indices: Any, number: int = 0) -> Any:
+                worker = get_worker_info()
+                (epoch,) = struct.unpack_from("q", self._shared)
+                for spec in specs if worker is not None else ():
+                    if worker is not None and worker.id == spec.worker and spec.epoch in (None, epoch):
+                        self._seen[spec] += 1
+                        if self._seen[spec] == spec.call:
+                            self._happen(spec)
+                return real(dataset, indices, number)
 
-        TokenDataset.rows = rows  # type: ignore
+            return rows
+
+        for kind in (TokenDataset, Samples):
+            kind.rows = armed(kind.rows)  # type: ignore

@@ -13,23 +13,25 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 
-from training import console, plan_common, plan_files, resume
+from training import console, plan_common, plan_files, resume, tasks
 from training import script as own_script
+from training.asked import ENTRYPOINT
 from training.config import batch, flags
 from training.config.help import option_lines
-from training.data.tokenizer import vocab_of
 from training.errors import Exit, UserError
-from training.host import decide, fit, gpus, memory, preflight, torch_build, variables
+from training.host import decide, gpus, memory, preflight, torch_build, variables
 from training.launch.place import RANK
-from training.plan_common import Plan
-from training.request import ENTRYPOINT, Launch, Request, read
+from training.plan_common import Decided, Plan
+from training.request import Launch, Request, read
 
 
 def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[preflight.Check]]:
     """Decide everything; look at the machine, change nothing. Raises UserError (exit 3) when the machine can not do it."""
-    config, place, ranks, local = request.config, request.place, request.ranks, request.local_ranks
+    config, place, local = request.config, request.place, request.local_ranks
+    own_gpu = None if gpus.VISIBLE in environ else request.chosen_gpu
+    if own_gpu:
+        environ = {**environ, gpus.VISIBLE: own_gpu}
     machine = gpus.look(environ) if config.device != "cpu" else gpus.Machine((), "not asked")
     torch = torch_build.installed()
     if place.kind == RANK and len(machine.gpus) == 1:
@@ -38,47 +40,31 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     precision = decide.precision(config, device.value, request.gpu_ranks, machine)
     compiled = decide.compiled(config, device.value)
     room = decide.budget(device.value, request.gpu_ranks if device.value == "cuda" else local, machine)
-    vocab = vocab_of(config.tokenizer, config.vocab_size)
-    shape = {"depth": config.depth, "vocab": vocab, "max_seq_len": config.max_seq_len}
-    resume_notes = resume.check_model(request, shape) if request.resume_from else []
-    asked = memory.Load(
-        config.depth,
-        0,
-        config.max_seq_len,
-        vocab,
-        bf16=precision.value == "bf16",
-        compiled=compiled.value,
-        cuda=device.value == "cuda",
-        muon=config.optimizer == "muon",
-        ranks=ranks,
-        total_tokens=config.total_batch_size,
-        copy=device.value == "cpu",
-    )
-    fitting = fit.choose(asked, config, ranks, room)
-    split = batch.split(fitting.load.sequences, config.max_seq_len, ranks, config.total_batch_size) if fitting else None
-    assert fitting and split, "request.divides() has checked this"
-    estimate = memory.estimate(fitting.load)
+    decided = _decide(request, device.value, precision, compiled, room)
+    split = decided.batch
     static_graph = decide.static_graph(config, split.accumulation)
     plan, checks = plan_common.start(request, machine, torch, device, environ)
-    checks += _checks(request, machine, torch, device.value, room, fitting.load)
+    checks += _checks(request, machine, torch, device.value, room, decided.load)
     checks += preflight.compile_works(torch, device.value, request) if compiled.value else []
     plan_common.refuse_errors(request, checks)
 
+    if own_gpu and device.value == "cuda":
+        why = f"gpu_ids of {request.config_file}, which count for a single process"
+        plan["variables"] = [v for v in plan["variables"] if v["name"] != gpus.VISIBLE]
+        plan["variables"].append(variables.Variable(gpus.VISIBLE, own_gpu, why, "set here").record())
     plan |= {
         "config_file": str(request.config_file) if request.config_file else None,
-        "config": asdict(config) | {"device_batch_size": split.device_sequences},
+        "login_file": request.login_file(),
+        "task": request.kind.record(request.options),
+        "config": request.values() | {"device_batch_size": split.device_sequences},
         "precision": precision.record(),
         "compile": compiled.record(),
-        "device_batch_size": fitting.sequences.record(),
-        "activation_checkpointing": fitting.blocks.record(),
-        "loss_chunks": fitting.chunks.record(),
         "static_graph": static_graph.record(),
         "batch": asdict(split),
-        "memory": estimate.record() | {"free_bytes": room, "load": asdict(fitting.load)},
-        "data": {"name": request.source.name, "files": len(request.source.files), "bytes": request.source.total_bytes},
+        **decided.fields,
     }
-    plan["notes"] += [*resume_notes, *_warnings(request, checks, static_graph), *resume.decided_otherwise(request.resume_from, plan)]
-    plan["text"] += sentences(plan, split, estimate, fitting)
+    plan["notes"] += [*decided.notes, *_warnings(request, checks, static_graph), *resume.decided_otherwise(request.resume_from, plan)]
+    plan["text"] += sentences(plan, split, decided)
     return plan, checks
 
 
@@ -88,7 +74,7 @@ def _checks(
     torch: torch_build.TorchBuild | None,
     device: str,
     room: int | None,
-    load: memory.Load,
+    load: memory.Load | None,
 ) -> list[preflight.Check]:
     facts = preflight.Facts(request, machine, torch, device, room, load)
     return preflight.at_every_start(facts) + (preflight.only_in_check(facts) if request.check else [])
@@ -101,35 +87,44 @@ def _warnings(request: Request, checks: list[preflight.Check], static_graph: dec
     return notes
 
 
-def sentences(plan: Plan, split: batch.Batch, estimate: memory.Estimate, fitting: fit.Fit) -> list[str]:
+def _decide(request: Request, device: str, precision: decide.Choice, compiled: decide.Choice, room: int | None) -> Decided:
+    """What depends on the task."""
+    if request.kind.name == tasks.GPT:
+        from training.tasks.gpt import planning
+
+        return planning.decide(request, device, precision, compiled, room)
+    assert request.batch, "samples.divides() has checked this"
+    task = request.kind.record(request.options)
+    lines = [f"task {task['name']}" + (f" ({task['file']})" if task["file"] else ""), *tasks.sentences(request.kind, request.options)]
+    return Decided(request.batch, lines, resume.check_task(request) if request.resume_from else [])
+
+
+def sentences(plan: Plan, split: batch.Batch, decided: Decided) -> list[str]:
     """The plan in a few lines; each decision with its reason."""
-    promise = memory.PROMISE.get(Path(plan["config_file"]).stem) if plan["config_file"] else None
     duration = [f"{plan['config'][n]} {w}" for n, w in (("num_iterations", "steps"), ("num_epochs", "epochs")) if plan["config"][n]]
+    data = f"; data: {plan['data']['name']}, {plan['data']['files']} files, {plan['data']['bytes'] / 1e6:.1f} MB" if "data" in plan else ""
     lines = [
         f"device {plan['device']['value']}: {plan['device']['reason']}",
         f"precision {plan['precision']['value']}: {plan['precision']['reason']}; "
         f"compile {'on' if plan['compile']['value'] else 'off'}: {plan['compile']['reason']}",
-        f"batch: {split.sentence()}",
-        f"length: {' or '.join(duration) or '1 epoch'}{', whichever comes first' if len(duration) > 1 else ''}; "
-        f"data: {plan['data']['name']}, "
-        f"{plan['data']['files']} files, {plan['data']['bytes'] / 1e6:.1f} MB",
-        f"memory, estimated: {estimate.sentence()}" + (f"; the original authors promise {promise} of 32 GB" if promise else ""),
-        fitting.sentence(),
+        f"batch: {split.sentence(plan['task']['unit'])}",
+        f"length: {' or '.join(duration) or '1 epoch'}{', whichever comes first' if len(duration) > 1 else ''}{data}",
+        *decided.text,
     ]
     if count := plan["retries"]["value"]:
         again = f"{count} restart{'s' if count > 1 else ''} in a row from the last checkpoint"
         lines.append(f"recovery: at most {again} while they bring no progress: {plan['retries']['reason']}")
-    if plan["device_batch_size"]["reason"] != "as asked":
+    if "device_batch_size" in plan and plan["device_batch_size"]["reason"] != "as asked":
         lines.append(f"device_batch_size {split.device_sequences}: {plan['device_batch_size']['reason']}")
     return lines
 
 
 def describe(plan: Plan, checks: list[preflight.Check]) -> str:
     """The whole plan for people (`--dry_run`)."""
-    width = max(len(name) for name in plan["config"])
+    width = max(len(name) for name in {**plan["config"], **plan["task"]["options"]})
     lines = ["Plan (dry run: nothing is launched, nothing was written)", "", *(f"  {s}" for s in plan["text"]), ""]
     lines += ["Configuration"]
-    for name, value in plan["config"].items():
+    for name, value in {**plan["config"], **plan["task"]["options"]}.items():
         lines.append(f"  {name:<{width}}  {value!r:<14}  {plan['origins'][name].removeprefix('from ')}")
     lines += ["", "Environment variables of the ranks"]
     lines += [f"  {v.line()}" for v in (variables.Variable(**record) for record in plan["variables"])]

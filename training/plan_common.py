@@ -7,18 +7,32 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from training.communication import verdicts
+from training.config.batch import Batch
 from training.errors import Exit, UserError
 from training.host import decide, preflight, variables
 from training.host.gpus import Machine
+from training.host.memory import Load
 from training.host.torch_build import TorchBuild
 from training.launch.place import LOCAL, RANK
 from training.request import Launch
 
 SCHEMA_VERSION = 1
 Plan = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What depends on the task: `text` and `notes` for people, `fields` of the plan, `load` on the memory where it is known."""
+
+    batch: Batch
+    text: list[str]
+    notes: list[str] = field(default_factory=list)
+    fields: dict[str, Any] = field(default_factory=dict)
+    load: Load | None = None
 
 
 def start(

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from training import console, rundir
+from training.asked import ROOT
 from training.errors import Problem, UserError
 from training.host import preflight
 from training.launch import meeting
-from training.request import ROOT, Launch
+from training.request import Launch
 
 Plan = dict[str, Any]
 

@@ -13,19 +13,21 @@ import sys
 import time
 from collections.abc import MutableMapping
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from training import console, heartbeat, rundir
+from training.asked import ENTRYPOINT
 from training.errors import Exit, UserError
 from training.host import allocator, process
 from training.launch.place import NODE
-from training.request import ENTRYPOINT
 from training.watch import budget
 from training.watch.sight import serve
 
 if TYPE_CHECKING:
     from training.data.prepare import Prepared
     from training.distributed import World
+    from training.launch.ending import Ending
 
 Plan = dict[str, Any]
 POLL_S = 0.05
@@ -46,6 +48,7 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
         print(inject.overview())
         return 0
     run: rundir.RunDir | None = None
+    ending: Ending | None = None
     try:
         if rundir.VARIABLE in environ and SUPERVISED in environ:
             run = rundir.RunDir(environ[rundir.VARIABLE])
@@ -56,18 +59,30 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
             if isinstance(draft, int):
                 return draft
             run, plan, world = draft
-        return int(_live(run, plan, world))
+            if world.rank == 0:
+                from training.launch import ending as endings
+
+                ending = endings.Ending(run, plan)
+        code = int(_live(run, plan, world, ending))
+        if ending:
+            ending.close(code)
+        return code
     except UserError as error:
         error.said_by_another |= run is not None and environ.get("RANK", "0") != "0"
         console.report(error)
+        if ending:
+            ending.close(int(error.code), str(error))
         return int(error.code)
     except Exception as error:
         if run is None:
             raise
-        from training.engine import failure
+        from training.engine import failure, record
 
         status = failure.record(run, int(environ.get("RANK", 0)), error)
         sys.stdout.flush()
+        record.failed(status)
+        if ending and plan["ranks"] == 1:
+            ending.close(status)
         # Leave at once: the other ranks may wait for this one in a collective, and a tear-down could block here too.
         os._exit(status)
 
@@ -157,11 +172,11 @@ def _common_run(own: rundir.RunDir | None) -> rundir.RunDir:
     return run
 
 
-def _live(run: rundir.RunDir, plan: Plan, world: World) -> Exit:
-    """Train and, on rank 0, write the summary."""
-    from training import summary
+def _live(run: rundir.RunDir, plan: Plan, world: World, ending: Ending | None) -> Exit:
+    """Train and, on rank 0, write the summary. `ending`: on rank 0 without a supervisor."""
+    from training import summary, tasks
     from training.distributed import barrier, cleanup
-    from training.engine import closing, evaluate, failure, session, trainer
+    from training.engine import closing, evaluate, failure, record, session, trainer
     from training.engine.record import Recorder
     from training.engine.steps import StopRequest
 
@@ -171,12 +186,14 @@ def _live(run: rundir.RunDir, plan: Plan, world: World) -> Exit:
         allocator.keep_freed_memory()
     failure.reserve()
     data = _data(run, plan, world)
+    if ending:
+        ending.begun = True
     stop.listen()  # before this there is nothing to save, and a signal ends the rank
     heartbeat.current.beat("building the model")
-    setup = session.begin(plan, run, world, data)
+    setup = session.begin(plan, run, world, tasks.make(plan, world.device, data))
     recorder = None
     if world.rank == 0:
-        recorder = Recorder(run, setup.config)
+        recorder = Recorder(run, setup.config, plan["config"] | tasks.of(plan)["options"], record.login(plan))
         console.raw(closing.banner(world, setup, recorder.wandb))
         if setup.position.step >= setup.length.total_steps:
             console.warning(
@@ -184,7 +201,7 @@ def _live(run: rundir.RunDir, plan: Plan, world: World) -> Exit:
             )
         if text := evaluate.why_not(setup):
             console.warning(text)
-        run.event("start", step=setup.position.step, total_steps=setup.length.total_steps, world_size=world.world_size)
+        run.event("start", step=setup.position.step, world_size=world.world_size, **asdict(setup.length))
     with setup.saver if world.rank == 0 else nullcontext():
         position, code = trainer.train(setup, recorder, stop)
     setup.batches.close()
@@ -192,19 +209,25 @@ def _live(run: rundir.RunDir, plan: Plan, world: World) -> Exit:
     barrier("end of training", max(END_S, setup.barrier_s))
     cleanup()
     if recorder:
-        recorder.close()  # trackers may be slow, now that nobody waits for this rank any more
-    if world.rank == 0:
-        closing.write_summary(setup, plan, position, code, started)
-        if SUPERVISED not in os.environ:
-            console.raw(summary.render(run, plan))
+        done = closing.write_summary(setup, recorder, position, code, started)
+        recorder.close(done, code)  # trackers may be slow, now that nobody waits for this rank any more
+    if ending:
+        ending.report(code)
+        console.raw(summary.render(run, plan))
     heartbeat.current.beat(heartbeat.FINISHED)
     return code
 
 
-def _data(run: rundir.RunDir, plan: Plan, world: World) -> Prepared:
-    """Prepared by the supervisor, without one by rank 0; the others wait for its file, without a collective that could time out."""
+def _data(run: rundir.RunDir, plan: Plan, world: World) -> Prepared | None:
+    """Prepared by the supervisor, without one by rank 0; the others wait for its file, without a collective that could time out.
+    None: there is nothing to prepare."""
+    from training import tasks
     from training.data import store
 
+    if not tasks.reads_text(plan):
+        if world.rank == 0 and SUPERVISED not in os.environ:
+            run.forget_the_end()
+        return None
     if world.rank == 0 and SUPERVISED not in os.environ:
         heartbeat.current.beat("preparing data")
         return _prepare_alone(run, plan)
@@ -235,6 +258,5 @@ def _prepare_alone(run: rundir.RunDir, plan: Plan) -> Prepared:
         if run.plan_before.exists():
             run.plan_before.replace(run.plan)
         raise
-    for old in (run.summary, run.failure, run.plan_before):
-        old.unlink(missing_ok=True)
+    run.forget_the_end()
     return data

@@ -5,28 +5,25 @@ from __future__ import annotations
 
 import itertools
 import os
-import shlex
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from training import console, rundir
-from training.config import batch, files, flags, resolve
-from training.config.schema import FIELDS, Config, of_the_run
-from training.data import corpus, extras, tokenizer
+from training import asked as reading
+from training import console, rundir, tasks
+from training.asked import ENTRYPOINT, command, folder
+from training.config import batch, files, flags, option_file, resolve
+from training.config.schema import Config
+from training.data import corpus
 from training.errors import Problem, UserError
 from training.launch import mode
 from training.launch.place import NODE, RANK, Asked, Place
+from training.tasks import samples
+from training.tasks.gpt import asked as gpt
 
-ROOT = Path(__file__).resolve().parent.parent
-QUICKSTART = "configs/dual_gpu/quickstart.py"
-ENTRYPOINT = "train.py"
-# Ranks each script starts on a machine: a number, or None for 'the first argument says'.
-SCRIPTS: dict[str, int | None] = {"train_dual_gpu.sh": 2, "train_dual_gpu_enhanced.sh": 2, "launch_train.sh": None, ENTRYPOINT: 1}
-MAX_RANKS = 1024
 NAME_CHARACTERS = "letters, digits, dot, dash and underscore"
 
 
@@ -70,39 +67,64 @@ class Launch(ABC):
 class Request(Launch):
     """Our own training."""
 
+    kind: tasks.Kind
+    options: dict[str, Any]  # of a task of its own
     config_file: Path | None
-    source: corpus.Source
+    title: str  # that the config file gives itself
+    gpu_ids: list[int]  # that it names
+    source: corpus.Source | None  # the text, of a task that reads some
     resumed: files.Values  # its configuration
 
     @property
     def base_name(self) -> str:
-        return self.config_file.stem if self.config_file else "run"
+        own = "run" if self.kind.name == tasks.GPT else Path(self.kind.name).stem
+        return self.title or (self.config_file.stem if self.config_file else own)
+
+    @property
+    def seq_len(self) -> int:
+        """Units of one sample."""
+        return self.config.max_seq_len if self.kind.name == tasks.GPT else 1
+
+    @property
+    def batch(self) -> batch.Batch | None:
+        """As far as it is known without looking at the machine."""
+        if self.kind.name != tasks.GPT:
+            return samples.split(self.config, self.origins, self.ranks)
+        size = self.config.device_batch_size
+        return None if isinstance(size, str) else batch.split(size, self.seq_len, self.ranks, self.config.total_batch_size)
+
+    @property
+    def chosen_gpu(self) -> str | None:
+        """The GPU that the config file names, where it alone decides: for a single process."""
+        alone = self.ranks == 1 and self.config.device != "cpu"
+        return str(self.gpu_ids[0]) if self.gpu_ids and alone else None
+
+    def login_file(self) -> str | None:
+        """An option file that holds a key for W&B: it is read again where W&B starts, and the key written nowhere."""
+        if self.config_file and option_file.api_key(self.config_file):
+            return str(self.config_file.absolute())
+        before = rundir.read_json(self.resume_from.plan) if self.resume_from else None
+        return (before or {}).get("login_file")
+
+    def values(self) -> dict[str, Any]:
+        """The fields of every training that its task has, for a plan."""
+        found = {n: v for n, v in asdict(self.config).items() if n in self.kind.fields}
+        if self.batch:  # of samples it follows from the ranks, where nothing else is said
+            found["total_batch_size"] = self.batch.total_tokens
+        return found | ({"task": str(self.kind.file)} if self.kind.file else {})
 
     def command_with(self, ranks: int) -> str:
         args = list(self.args)
         if self.script == "launch_train.sh":
             del args[next(i for i in range(len(args)) if flags.parse(args[: i + 1]).positional)]
         changes: dict[str, Any] = {}
-        device, seq, total = self.config.device_batch_size, self.config.max_seq_len, self.config.total_batch_size
+        if self.origins["total_batch_size"] == "default" and self.kind.name != tasks.GPT:
+            return command("launch_train.sh", [str(ranks), *args])
+        device, seq, total = self.config.device_batch_size, self.seq_len, self.config.total_batch_size
         size = 1 if isinstance(device, str) else device
         if not batch.split(size, seq, ranks, total):
             changes = dict(batch.repairs(size, seq, ranks, total)[:1])
         return command("launch_train.sh", [str(ranks), *args], **changes)
-
-
-def command(script: str, args: list[str], **changes: Any) -> str:
-    """The user's own command with these flags changed, to paste into a shell."""
-    program = "python train.py" if script == ENTRYPOINT else f"./{script}"
-    kept, skip = [], False
-    for i, arg in enumerate(args):
-        name, equals, _ = arg.removeprefix("--").partition("=")
-        if skip:
-            skip = False
-        elif arg.startswith("--") and name.replace("-", "_") in changes:
-            skip = not equals and i + 1 < len(args) and not args[i + 1].startswith("--")
-        else:
-            kept.append(arg)
-    return " ".join([program, shlex.join(kept)] if kept else [program]) + "".join(f" --{k}={v}" for k, v in changes.items())
 
 
 def read(
@@ -117,39 +139,20 @@ def read(
 
     Raises UserError with all problems at once.
     """
-    line = flags.parse(args)
-    problems = line.problems
-    positional = list(line.positional)
-    typed = SCRIPTS[script] or number_of_ranks(positional, problems)
-    config_file = _config_file(script, line, positional, problems, environ)
-    values, file_problems = files.load(config_file) if config_file else ({}, [])
-    problems += file_problems
-
-    first = resolve.resolve(line, values, environ)
-    experiments = folder("out_dir", first)
-    resumed, resume_from = _resumed(first, experiments, problems) if first.config.resume else ({}, None)
-    resolved = resolve.resolve(line, values, environ, resumed) if resumed else first
-    problems += resolved.problems
-    config, origins = resolved.config, resolved.origins
+    asked = reading.look(script, args, environ)
+    problems, resolved, kind = asked.problems, asked.resolved, asked.kind
+    config, origins, resume_from, notes = resolved.config, resolved.origins, asked.resume_from, list(asked.file.notes)
     place = place_of(script, config, environ, problems, gpus)
-    ranks, local_ranks, notes = count(place, typed, script, gpus) if place else (typed, typed, [])
-    if resume_from and config_file:
-        changed = [n for n in values if n in resumed and values[n][0] != resumed[n][0] and n not in line.flags]
-        if changed:
-            notes.append(f"resumed run wins over {config_file}: {', '.join(f'{n} stays {resumed[n][0]}' for n in changed)}")
-
-    sizes = ("device_batch_size", "total_batch_size", "max_seq_len")
-    unread = bool(file_problems and not values) or any(f": {n}: " in p.what for n in sizes for p in file_problems)
-    bad = {name for name in sizes for p in resolved.problems if p.what.startswith(f"{name} ")}
-    if not bad and not unread and ranks:
-        problems += divides(config, origins, ranks, script, args)
-    source, problem = corpus.find(config.data, origins["data"])
-    if problem:
-        problems.append(problem)
-    problems += tokenizer.check(config.tokenizer, origins["tokenizer"])
-    if installed:
-        problems += extras.missing(source.files if source else (), config.tokenizer)
-    problems += run_name(config, origins, experiments, resume_from, place)
+    ranks, local_ranks, more = count(place, asked.typed, script, gpus) if place else (asked.typed, asked.typed, [])
+    notes += more + asked.overruled()
+    source: corpus.Source | None = None
+    if kind.name == tasks.GPT:
+        source, wrong = gpt.check(config, origins, installed)
+        problems += ([] if asked.bad(gpt.SIZES) or not ranks else gpt.divides(config, origins, ranks, script, args)) + wrong
+    else:
+        problems += [] if asked.bad(samples.SIZES) or not ranks else samples.divides(config, origins, ranks, script, args)
+        problems += [] if resolved.problems or asked.file.problems else tasks.check(kind, resolved.options, origins, installed)
+    problems += run_name(config, origins, asked.experiments, resume_from, place)
     if config.inject:
         from training import inject
 
@@ -160,16 +163,20 @@ def read(
         problems.append(
             Problem(text, "one launcher for one training", [f"{command(script, args)} --launcher=spawn   # a training of its own"])
         )
-    if problems or source is None or place is None:
+    if problems or place is None:
         raise UserError(problems, said_by_another=place is not None and place.kind == RANK and place.rank != 0)
     return Request(
-        **common(script, args, line, resolved, place),
+        **common(script, args, asked.line, resolved, place),
         ranks=ranks,
         local_ranks=local_ranks,
-        config_file=config_file,
+        kind=kind,
+        options=resolved.options,
+        config_file=asked.config_file,
+        title=asked.file.title,
+        gpu_ids=asked.file.gpu_ids,
         source=source,
         resume_from=resume_from,
-        resumed=resumed,
+        resumed=asked.resumed,
         notes=notes,
     )
 
@@ -211,82 +218,6 @@ def count(place: Place, typed: int, script: str, gpus: int) -> tuple[int, int, l
         )
     here = max(1, gpus) if place.kind == NODE and script == ENTRYPOINT else typed
     return here * place.nnodes, here, []
-
-
-def number_of_ranks(positional: list[str], problems: list[Problem]) -> int:
-    """The N of `./launch_train.sh N`; 0 when it is wrong."""
-    allowed = f"a whole number from 1 to {MAX_RANKS}: how many processes to start"
-    fixes = [f"./launch_train.sh 2 {QUICKSTART}"]
-    if not positional:
-        problems.append(Problem("the number of processes is missing", allowed, fixes))
-        return 0
-    word = positional.pop(0)
-    if not word.isdecimal() or len(word) > 9 or not 1 <= int(word) <= MAX_RANKS:
-        problems.append(Problem(f"the number of processes is {word!r} (first argument)", allowed, fixes))
-        return 0
-    return int(word)
-
-
-def _config_file(
-    script: str, line: flags.CommandLine, positional: list[str], problems: list[Problem], environ: Mapping[str, str]
-) -> Path | None:
-    given = [line.flags["config"][0]] if "config" in line.flags else []
-    given += positional
-    if not given:
-        resumes = "resume" in line.flags or environ.get(f"{resolve.PREFIX}RESUME")
-        if script == "train_dual_gpu.sh" and not resumes:
-            names = sorted(p.stem for p in (ROOT / "configs/dual_gpu").glob("[a-z]*.py"))
-            problems.append(Problem("no config given", f"a config file; ready ones: {', '.join(names)}", [f"./{script} {QUICKSTART}"]))
-        return None
-    for extra in given[1:]:
-        problems.append(Problem(f"{extra!r} is one argument too many: the config is {given[0]!r}", "one config file"))
-    return Path(os.path.expanduser(given[0]))  # noqa: PTH111 – Path.expanduser raises for an unknown user
-
-
-def folder(name: str, resolved: resolve.Resolved) -> Path:
-    """Default folders stand in the project, wherever it is started from; a folder that the user names, where he is."""
-    value = Path(os.path.expanduser(getattr(resolved.config, name)))  # noqa: PTH111 – Path.expanduser raises for an unknown user
-    return ROOT / value if resolved.origins[name] == "default" else value.absolute()
-
-
-def _resumed(first: resolve.Resolved, experiments: Path, problems: list[Problem]) -> tuple[files.Values, rundir.RunDir | None]:
-    """The configuration of the run to continue."""
-    wanted, origin = first.config.resume, first.origins["resume"]
-    if wanted == "latest":
-        run = rundir.newest(experiments)
-        if run is None:
-            problems.append(Problem(f"resume is 'latest' ({origin}), but there is no run in {experiments}", "a run directory"))
-            return {}, None
-    else:
-        run = rundir.RunDir(next((p for p in (Path(wanted), experiments / wanted) if os.path.isdir(p)), Path(wanted)).absolute())
-    plan = rundir.read_json(run.plan)
-    if plan is None or not isinstance(plan.get("config"), dict):
-        names = sorted(p.parent.name for p in experiments.glob("*/plan.json"))[-3:]
-        fixes = [f"--resume={shlex.quote(n)}" for n in reversed(names)]
-        problems.append(Problem(f"resume is {wanted!r} ({origin}): no run there", "a run directory, a run's name, or latest", fixes))
-        return {}, None
-    origin = f"resumed run {run.name}"
-    known = {n: (v, origin) for n, v in plan["config"].items() if n in FIELDS and of_the_run(n)}
-    return known, run
-
-
-def divides(config: Config, origins: Mapping[str, str], ranks: int, script: str, args: list[str]) -> list[Problem]:
-    """The batch must divide; otherwise the nearest batches that do, as commands."""
-    total, seq = config.total_batch_size, config.max_seq_len
-    if isinstance(config.device_batch_size, str):
-        if batch.device_choices(seq, ranks, total):
-            return []
-        device = 1
-    else:
-        device = config.device_batch_size
-        if batch.split(device, seq, ranks, total):
-            return []
-    what = (
-        f"total_batch_size {total} ({origins['total_batch_size']}) does not divide by device_batch_size {config.device_batch_size} "
-        f"({origins['device_batch_size']}) × max_seq_len {seq} ({origins['max_seq_len']}) × {ranks} ranks = {device * seq * ranks}"
-    )
-    fixes = [command(script, args, **{name: value}) for name, value in batch.repairs(device, seq, ranks, total)]
-    return [Problem(what, f"a multiple of {device * seq * ranks} tokens", fixes)]
 
 
 def run_name(

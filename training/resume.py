@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training import rundir
+from training import rundir, tasks
 from training.config.files import Values
-from training.config.schema import Config
 from training.data import tokenizer
 from training.data.prepare import Prepared, content
 from training.engine import manifest
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from training.request import Request
 
 # What a resume is for, or what belongs to each start: not said.
-SILENT = {"num_iterations", "num_epochs", "resume", "run_name", "out_dir", "log_dir"}
+SILENT = {"task", "num_iterations", "num_epochs", "resume", "run_name", "out_dir", "log_dir"}
 # A change of these is said and changes nothing in what is learnt. Any other that is not in DECIDED makes the run another one.
 HARMLESS = {
     *("eval_every", "eval_tokens", "log_every", "sample_tokens", "save_every", "keep_checkpoints", "inspect_every", "debug_ddp"),
     *("num_workers", "persistent_workers", "hang_timeout", "retries", "activation_checkpointing"),
-    *("use_dummy_wandb", "wandb_mode", "wandb_project", "wandb_run", "tensorboard"),
+    *("use_dummy_wandb", "wandb_mode", "wandb_project", "wandb_run", "tensorboard", "report", "notify"),
     *("data", "text_field", "tokenizer", "vocab_size"),  # what counts is the tokens: check_data()
 }
 # What the plan decides where the configuration says auto: not the word counts, but what became of it (decided_otherwise).
@@ -42,14 +42,40 @@ def check_model(request: Request, shape: dict[str, int]) -> list[str]:
         plan = rundir.read_json(run.plan) or {}
         frozen = "config" in plan and "device" not in plan  # a job's plan, which has never been started
         return [] if frozen or manifest.all_in(run.checkpoints) else [f"{run.name} has no checkpoint yet: it begins again at step 0"]
+    _same_task(request, saved)
     now, then = {**shape, "optimizer": request.config.optimizer}, {**saved["shape"], "optimizer": saved["optimizer"]}
+    _same_model(run, then, now)
+    return changes(asdict(request.config), request.resumed)
+
+
+def check_task(request: Request) -> list[str]:
+    """The same for a task of another kind than gpt. What the options do not tell of its model is seen when the checkpoint is loaded."""
+    run = request.resume_from
+    assert run
+    saved = manifest.newest(run.checkpoints)
+    if saved:
+        _same_task(request, saved)
+        known = {name: str(value) for name, value in request.options.items() if name in saved["shape"]}
+        _same_model(run, {name: str(saved["shape"][name]) for name in known}, known)
+    begins = [] if saved or manifest.all_in(run.checkpoints) else [f"{run.name} has no checkpoint yet: it begins again at step 0"]
+    return begins + changes({**asdict(request.config), **request.options}, request.resumed)
+
+
+def _same_task(request: Request, saved: dict[str, Any]) -> None:
+    """Checkpoints that say nothing are from before there were several: a GPT's. Raises UserError."""
+    then, now = saved.get("task", tasks.GPT), request.kind.name
+    if request.resume_from and then != now:
+        what = f"{request.resume_from.name} can not be resumed so: its task is {then}, not {now}"
+        raise UserError(Problem(what, "the same task", ["leave --task out: a resumed run keeps its own"]))
+
+
+def _same_model(run: rundir.RunDir, then: dict[str, Any], now: dict[str, Any]) -> None:
     different = [name for name in now if then.get(name) != now[name]]
     if different:
         shown = ", ".join(f"{name} {then.get(name)} (now {now[name]})" for name in different)
         leave = " ".join("--tokenizer and --vocab_size" if name == "vocab" else f"--{name}" for name in different)
         what = f"{run.name} can not be resumed so: its checkpoint is of another model: {shown}"
         raise UserError(Problem(what, "the same model", [f"leave {leave} out: a resumed run keeps its own values"]))
-    return changes(request.config, request.resumed)
 
 
 def check_data(run: rundir.RunDir, data: Prepared) -> str:
@@ -68,9 +94,9 @@ def check_data(run: rundir.RunDir, data: Prepared) -> str:
     return ""
 
 
-def changes(config: Config, resumed: Values) -> list[str]:
+def changes(values: dict[str, Any], resumed: Values) -> list[str]:
     """A note on what the resumed run does from now on that it did not do before."""
-    differ = {n: (v, getattr(config, n)) for n, (v, _) in resumed.items() if n not in SILENT and getattr(config, n) != v}
+    differ = {n: (v, values[n]) for n, (v, _) in resumed.items() if n not in SILENT and n in values and values[n] != v}
     if not differ:
         return []
     shown = ", ".join(f"{name} {_short(old)} → {_short(new)}" for name, (old, new) in differ.items())

@@ -13,6 +13,7 @@ from typing import Any
 from training import console
 
 VARIABLE = "DUET_RUN_DIR"
+ASKED = "asked"  # what a failure in failure.json is, beside the kinds of a death and of a finding (training.watch): a wish
 
 
 _warned: set[Path] = set()  # files that could not be written, said once
@@ -35,6 +36,7 @@ class RunDir:
         self.metrics = self.path / "metrics.jsonl"
         self.events = self.path / "events.jsonl"
         self.summary = self.path / "summary.json"
+        self.report = self.path / "report.html"
         self.failure = self.own / "failure.json"
         self.supervisor = self.own / "supervisor.json"
         self.heartbeats = self.path / "heartbeat"
@@ -42,7 +44,10 @@ class RunDir:
         self.hangs = self.path / "hangs"
         self.watch_error = self.own / "watch_error.txt"
         self.checkpoints = self.path / "checkpoints"
+        self.samples = self.path / "samples"  # pictures of what the model makes, which the report shows
         self.tensorboard = self.path / "tb_logger"
+        self.wandb = self.path / "wandb"
+        self.wandb_id = self.path / "wandb.json"  # of the W&B run that every start goes on with
 
     @property
     def name(self) -> str:
@@ -51,6 +56,11 @@ class RunDir:
     def create(self) -> None:
         for folder in (self.own, self.heartbeats, self.ranks, self.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
+
+    def forget_the_end(self) -> None:
+        """Of an earlier start, which this one goes on with."""
+        for old in (self.summary, self.failure, self.report, self.plan_before):
+            old.unlink(missing_ok=True)
 
     def heartbeat(self, rank: int) -> Path:
         return self.heartbeats / f"rank{rank}.bin"

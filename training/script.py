@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from training.asked import command, folder, number_of_ranks
 from training.config import flags, resolve
 from training.config.schema import FIELDS
 from training.errors import Problem, UserError
 from training.launch.place import RANK
-from training.request import Launch, command, common, count, folder, number_of_ranks, place_of, run_name
+from training.request import Launch, common, count, place_of, run_name
 
 SCRIPT = "launch_train.sh"
 SEPARATOR = "--"
@@ -26,7 +27,7 @@ EXAMPLE = f"./{SCRIPT} 2 --script main.py -- --epochs=3"
 # Fields that say something about the launch of any script.
 USED = (
     *(name for name, field in FIELDS.items() if field.metadata["group"] == "launch" and name != "inject"),
-    *("run_name", "out_dir", "log_dir", "device", "hang_timeout"),
+    *("run_name", "out_dir", "log_dir", "device", "hang_timeout", "report", "notify"),
 )
 
 

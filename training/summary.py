@@ -6,7 +6,8 @@ import math
 import shlex
 from typing import Any
 
-from training import rundir
+from training import rundir, tasks
+from training.monitor import draw, naming
 
 
 def render(run: rundir.RunDir, plan: dict[str, Any]) -> str:
@@ -15,16 +16,11 @@ def render(run: rundir.RunDir, plan: dict[str, Any]) -> str:
     if s is None:
         return ""
     more = {} if s["status"] == "stopped" else longer(plan["config"], s["steps"])
-    first, last = s["loss_first"] / math.log(2), s["loss_last"] / math.log(2)
-    unit = "byte" if plan["config"]["tokenizer"] == "bytes" else "token"
-    seen = s.get("val_bpb_last") is not None
-    validation = f"; validation {s['val_bpb_first']:.3f} → {s['val_bpb_last']:.3f} bits per byte" if seen else ""
     lines = [
-        f"Model      GPT, depth {plan['config']['depth']}, {s['parameters'] / 1e6:.2f} M parameters",
-        f"Trained    {s['steps']} steps, {s['tokens'] / 1e6:.2f} M tokens of {plan['data']['name']}{_when(s)}, "
-        f"{plan['ranks']} × {plan['device']['value']}",
-        f"Loss       {first:.3f} → {last:.3f} bits per {unit}{validation}",
-        f"Speed      {s['tokens_per_s']:,.0f} tokens/s, {s['step_ms']:.1f} ms per step (medians)",
+        f"Model      {_model(plan)}, {s['parameters'] / 1e6:.2f} M parameters",
+        f"Trained    {trained(s, plan)}",
+        f"Loss       {learnt(s, plan)}",
+        f"Speed      {_rate(s)}{s['step_ms']:.1f} ms per step{_use(s)} (medians)",
     ]
     if s.get("sample"):
         body = s["sample"].rstrip().splitlines()[:12]
@@ -32,11 +28,36 @@ def render(run: rundir.RunDir, plan: dict[str, Any]) -> str:
     lines += [
         f"Run        {run.path}",
         f"           {_contents(run, s['checkpoint'])}",
+        f"Report     {run.report}" if run.report.exists() else "",
         f"Log        {plan['log_file']}" if plan.get("log_file") else "",
         f"See it     ./monitor_training.sh --run={shlex.quote(run.name if _default_place(plan) else str(run.path))}",
         f"Go on      {next_command(plan, run, **more)}",
     ]
     return "\n".join(f"  {line}" for line in lines if line) + "\n"
+
+
+def _model(plan: dict[str, Any]) -> str:
+    name = tasks.of(plan)["name"]
+    return f"GPT, depth {plan['config']['depth']}" if name == tasks.GPT else str(name)
+
+
+def trained(s: dict[str, Any], plan: dict[str, Any]) -> str:
+    unit, count, name = naming.counted(s), naming.so_far(s), naming.data(plan)
+    amount = f"{count / 1e6:.2f} M" if count is not None and unit == naming.TOKENS else draw.count(count)
+    of = f" of {name}" if name else ""
+    return f"{s['steps']} steps, {amount} {unit}{of}{_when(s)}, {plan['ranks']} × {plan['device']['value']}"
+
+
+def learnt(s: dict[str, Any], plan: dict[str, Any]) -> str:
+    """Of a language model in bits, of any other as its task has it."""
+    if naming.counted(s) != naming.TOKENS:
+        scores = ", ".join(naming.courses(s))
+        return f"{s['loss_first']:.4g} → {s['loss_last']:.4g}" + (f"; validation {scores}" if scores else "")
+    first, last = s["loss_first"] / math.log(2), s["loss_last"] / math.log(2)
+    unit = "byte" if plan["config"]["tokenizer"] == "bytes" else "token"
+    seen = s.get("val_bpb_last") is not None
+    validation = f"; validation {s['val_bpb_first']:.3f} → {s['val_bpb_last']:.3f} bits per byte" if seen else ""
+    return f"{first:.3f} → {last:.3f} bits per {unit}{validation}"
 
 
 def _when(s: dict[str, Any]) -> str:
@@ -48,8 +69,19 @@ def _when(s: dict[str, Any]) -> str:
     return f"{part} in {_duration(s['seconds'])}"
 
 
+def _rate(s: dict[str, Any]) -> str:
+    rate = naming.speed(s)
+    return f"{draw.amount(rate)} {naming.counted(s)}/s, " if rate is not None else ""
+
+
+def _use(s: dict[str, Any]) -> str:
+    """Where the peak of the GPU is known."""
+    return f", {100 * s['mfu']:.1f} % of the GPU's arithmetic (MFU)" if s.get("mfu") is not None else ""
+
+
 def _contents(run: rundir.RunDir, checkpoint: str) -> str:
-    parts = {run.plan: "", run.metrics: "", run.checkpoints / checkpoint: "", run.tensorboard: "/", run.path / "wandb": "/", run.ranks: "/"}
+    files, folders = (run.plan, run.metrics, run.checkpoints / checkpoint), (run.samples, run.tensorboard, run.wandb, run.ranks)
+    parts = dict.fromkeys(files, "") | dict.fromkeys(folders, "/")
     return ", ".join(f"{path.relative_to(run.path)}{slash}" for path, slash in parts.items() if path.exists())
 
 

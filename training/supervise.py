@@ -17,7 +17,7 @@ import time
 from contextlib import nullcontext
 from typing import Any
 
-from training import console, heartbeat, plan_files, rundir, summary
+from training import console, heartbeat, plan_files, rundir, summary, tasks
 from training import plan as planner
 from training.data import store
 from training.diagnose import card
@@ -25,6 +25,7 @@ from training.errors import Exit, UserError
 from training.host.torch_build import NO_LIBUV
 from training.launch import meeting, team, verdict
 from training.launch.attempt import Attempt
+from training.launch.ending import Ending
 from training.launch.guardian import Guardian
 from training.launch.line import Line
 from training.launch.outcome import Outcome
@@ -51,17 +52,27 @@ def main(argv: list[str]) -> int:
     console.open_log(plan["log_file"])
     planner.announce(plan)
     rundir.write_json(run.supervisor, {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time(), "ranks": []})
+    ending = Ending(run, plan)
+    code, why = _run(run, plan, stages, ending)
+    if run.own == run.path:
+        ending.close(code, why)
+    return code
+
+
+def _run(run: rundir.RunDir, plan: dict[str, Any], stages: set[str], ending: Ending) -> tuple[int, str]:
+    """The exit status, and what the user was told where no rank has ended the run."""
     try:
         with _line(run, plan) if plan["place"]["nnodes"] > 1 else nullcontext() as line:
             _prepare(run, plan, line)
+            ending.begun = True
             with Guardian() as token:
-                return _together(run, plan, line, token) if line else _attempts(run, plan, stages, token)
+                return (_together(run, plan, ending, line, token) if line else _attempts(run, plan, ending, stages, token)), ""
     except UserError as error:
         console.report(error)
-        return error.code
+        return error.code, str(error)
     except KeyboardInterrupt:
         console.warning("interrupted before the start")
-        return Exit.INTERRUPTED
+        return Exit.INTERRUPTED, "interrupted before the start"
 
 
 def _line(run: rundir.RunDir, plan: dict[str, Any]) -> Line:
@@ -77,17 +88,16 @@ def _prepare(run: rundir.RunDir, plan: dict[str, Any], line: Line | None) -> Non
     try:
         if line:
             line.gather(plan["config"]["meeting_timeout"])
-        if not team.is_script(plan):
+        if not team.is_script(plan) and tasks.reads_text(plan):
             store.prepare(run, plan)
     except UserError:
         plan_files.withdraw(run)
         raise
     if run.own == run.path:
-        for old in (run.summary, run.failure, run.plan_before):
-            old.unlink(missing_ok=True)
+        run.forget_the_end()
 
 
-def _together(run: rundir.RunDir, plan: dict[str, Any], line: Line, token: str) -> int:
+def _together(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, line: Line, token: str) -> int:
     """On several machines. When a rank fails anywhere, every machine stops and shows the same card; node 0 decides what comes next."""
     recovery, first = Recovery(run, plan), run.own == run.path
     while True:
@@ -98,7 +108,7 @@ def _together(run: rundir.RunDir, plan: dict[str, Any], line: Line, token: str) 
         code = verdict.exit_code(outcome)
         if not outcome.guilty and not outcome.killed:
             line.tell({"ended": int(code)})
-            return _regular_end(run, plan, code, recovery.finish()) if first else _node_end(run, code)
+            return _regular_end(run, plan, ending, code, recovery.finish()) if first else _node_end(run, code)
         own = {"node": plan["place"]["node_rank"]} | verdict.failure(outcome, run, plan)
         record = line.settle(own)
         _keep_failure(run, record)
@@ -115,7 +125,7 @@ def _together(run: rundir.RunDir, plan: dict[str, Any], line: Line, token: str) 
             store.prepare(run, plan)
 
 
-def _attempts(run: rundir.RunDir, plan: dict[str, Any], stages: set[str], token: str) -> int:
+def _attempts(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, stages: set[str], token: str) -> int:
     with Wishes() as wishes:
         recovery = Recovery(run, plan, wishes)
         while True:
@@ -124,7 +134,7 @@ def _attempts(run: rundir.RunDir, plan: dict[str, Any], stages: set[str], token:
             outcome = attempt.go()
             code = verdict.exit_code(outcome)
             if not outcome.guilty and not outcome.killed:
-                return _regular_end(run, plan, code, recovery.finish())
+                return _regular_end(run, plan, ending, code, recovery.finish())
             if not outcome.blocked and _lacks_libuv(run, plan, outcome):
                 continue
             record = verdict.failure(outcome, run, plan)
@@ -180,9 +190,10 @@ def _node_end(run: rundir.RunDir, code: int) -> int:
     return code
 
 
-def _regular_end(run: rundir.RunDir, plan: dict[str, Any], code: int, recovered: str = "") -> int:
+def _regular_end(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, code: int, recovered: str = "") -> int:
     if team.is_script(plan):
         return _script_end(run, plan, code)
+    ending.report(code)
     text = summary.render(run, plan)
     if code == Exit.DONE:
         console.success(f"training finished{recovered}\n{text}".rstrip())

@@ -14,12 +14,12 @@ from tests.unit.conftest import ENHANCED, ROOT, Shell, python
 from training import check
 from training import plan as planner
 from training.config import flags
-from training.engine import measure
 from training.errors import Exit
 from training.host import redact
 from training.host.memory import GIB, Estimate, Load, estimate
 from training.host.preflight import ERROR, OK, WARNING, Check
 from training.request import Request
+from training.tasks.gpt import measure
 
 LOAD = Load(4, 2, 64, 320, bf16=True, compiled=False, cuda=False)
 

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.conftest import ENHANCED, Shell, with_flag
 from training.config.batch import Batch, split
 from training.config.schema import Config
-from training.data.length import Length, plan_length
+from training.data.length import Length, of_text, plan_length
 from training.data.prepare import Prepared
 from training.errors import Exit, UserError
 
@@ -22,7 +22,7 @@ def data(tokens: int) -> Prepared:
 
 
 def length(tokens: int, batch: Batch, **config: Any) -> Length:
-    return plan_length(Config(**config), batch, data(tokens))
+    return of_text(Config(**config), batch, data(tokens))
 
 
 BATCH = Batch(device_sequences=4, seq_len=10, world_size=2, accumulation=3)  # 240 tokens a step
@@ -62,7 +62,7 @@ def test_a_resume_with_the_same_batch_is_as_long(step: int, config: dict[str, in
     epoch, done = divmod(step, 100)
     at = [(epoch, done)] + ([(epoch - 1, 100)] if epoch and not done else [])  # the end of one is the beginning of the next
     for number, steps in at:
-        found = plan_length(Config(**config), BATCH, data(24_001), step=step, epoch=number, used=24 * steps)
+        found = of_text(Config(**config), BATCH, data(24_001), step=step, epoch=number, used=24 * steps)
         assert found.total_steps == whole.total_steps and found.steps_per_epoch == 100
         assert found.epochs == (whole.epochs if step <= whole.total_steps and number < 3 else number + 1)
 
@@ -78,12 +78,18 @@ def test_a_resume_with_the_same_batch_is_as_long(step: int, config: dict[str, in
 )
 def test_a_resume_with_another_batch_or_text_trains_the_rest(world: int, accumulation: int, tokens: int, left: int) -> None:
     batch = Batch(4, 10, world, accumulation)
-    found = plan_length(Config(num_epochs=2), batch, data(tokens), step=15, epoch=0, used=15 * 24)
+    found = of_text(Config(num_epochs=2), batch, data(tokens), step=15, epoch=0, used=15 * 24)
     assert found.total_steps == 15 + left and found.epochs == 2
-    again = plan_length(Config(num_epochs=2, num_iterations=20), batch, data(tokens), step=15, epoch=0, used=15 * 24)
+    again = of_text(Config(num_epochs=2, num_iterations=20), batch, data(tokens), step=15, epoch=0, used=15 * 24)
     assert again.total_steps == 20, "steps are counted as they were"
-    over = plan_length(Config(num_epochs=1), batch, data(tokens), step=15, epoch=1, used=0)
+    over = of_text(Config(num_epochs=1), batch, data(tokens), step=15, epoch=1, used=0)
     assert over.total_steps == 15, "nothing is left"
+
+
+def test_samples_of_any_kind() -> None:
+    pictures = Batch(device_sequences=4, seq_len=1, world_size=2, accumulation=3)  # 24 samples a step
+    assert plan_length(Config(), pictures, 23) is None
+    assert plan_length(Config(num_epochs=2), pictures, 50) == Length(4, 2, 2)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 10, 240])
@@ -119,6 +125,6 @@ def test_the_advice_for_a_short_text_is_accepted_and_enough(home: Path, shell: S
             assert isinstance(config.device_batch_size, int)
             smaller = split(config.device_batch_size, config.max_seq_len, 2, config.total_batch_size)
             assert smaller
-            assert plan_length(config, smaller, data(tokens)).steps_per_epoch >= 1
+            assert of_text(config, smaller, data(tokens)).steps_per_epoch >= 1
             seen += 1
     assert seen > 50

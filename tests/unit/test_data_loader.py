@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -13,9 +17,10 @@ from torch.utils.data import DataLoader
 
 from tests.unit.conftest import python
 from training.config.batch import Batch
-from training.data.loader import Batches, TokenDataset, dataset
+from training.data.loader import Batches
 from training.data.order import Order, digest
 from training.data.prepare import Prepared
+from training.data.tokens import TokenDataset, arrive, dataset, pair
 from training.errors import Exit, UserError
 
 SEQ = 8
@@ -40,7 +45,7 @@ def batches(
     data: TokenDataset, *, rank: int = 0, world: int = 1, size: int = 2, micro: int = 1, workers: int = 0, persistent: bool = False
 ) -> Batches:
     batch = Batch(size, data.seq_len, world, micro)
-    return Batches(data, batch, rank=rank, seed=3, workers=workers, persistent=persistent)
+    return Batches(data, batch, rank=rank, seed=3, workers=workers, persistent=persistent, arrive=pair)
 
 
 def firsts(found: Batches, epoch: int = 0, used: int = 0) -> list[list[int]]:
@@ -216,15 +221,23 @@ def test_nothing_global_is_touched(data: TokenDataset) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_a_worker_whose_rank_died_while_it_was_forked_ends_at_once() -> None:
+    """torch's own watch compares with the parent that a worker has when it starts: then one that will never end."""
+    code = "import os; from training.data.loader import start_worker; start_worker(os.getpid(), 0); print('still here')"
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
+
+
 ENDING = """
 import sys
 import numpy as np
 from pathlib import Path
 from training.config.batch import Batch
-from training.data.loader import Batches, TokenDataset
+from training.data.loader import Batches
+from training.data.tokens import TokenDataset, pair
 path = Path(sys.argv[1])
 data = TokenDataset([path], 8)
-batches = Batches(data, Batch(2, 8, 1, 1), rank=0, seed=1, workers=2, persistent=sys.argv[2] == "persistent")
+batches = Batches(data, Batch(2, 8, 1, 1), rank=0, seed=1, workers=2, persistent=sys.argv[2] == "persistent", arrive=pair)
 held = [batches, batches.epoch(0, 0)]
 held.append(held)
 next(held[1])
@@ -253,7 +266,8 @@ def test_closed_batches_give_nothing_more(workers: int, data: TokenDataset) -> N
 @pytest.mark.parametrize("workers", [0, 2])
 def test_rows_travel_whole_and_are_parted_on_the_device(workers: int, data: TokenDataset) -> None:
     """Parts of rows have gaps between them: a GPU would get them through pageable memory. A device without memory shows the strides."""
-    found = Batches(data, Batch(2, SEQ, 1, 1), rank=0, seed=3, workers=workers, persistent=False, device=torch.device("meta"))
+    to_meta = functools.partial(arrive, device=torch.device("meta"))
+    found = Batches(data, Batch(2, SEQ, 1, 1), rank=0, seed=3, workers=workers, persistent=False, arrive=to_meta)
     for part in next(found.epoch(0, 0)):
         assert part.device.type == "meta" and part.shape == (2, SEQ) and part.stride() == (SEQ + 1, 1)
     found.close()

@@ -18,9 +18,10 @@ import torch
 from training.config.schema import Config
 from training.engine import checkpoint, manifest, optim
 from training.engine.checkpoint import Position
-from training.engine.model import GPT
-from training.engine.shape import Shape
 from training.errors import UserError
+from training.tasks.gpt import optim as gpt_optim
+from training.tasks.gpt.model import GPT
+from training.tasks.gpt.shape import Shape
 
 SHAPE = Shape(1, 64, 8)
 FACTS = {"shape": asdict(SHAPE), "optimizer": "muon", "world_size": 2, "run": "x", "data": {}, "tokenizer": "bytes"}
@@ -30,7 +31,7 @@ Parts = tuple[GPT, optim.Optimizers]
 @pytest.fixture
 def parts() -> Parts:
     model = GPT(SHAPE)
-    optimizer = optim.build(model, Config())
+    optimizer = gpt_optim.build(model, Config())
     tokens = torch.randint(0, 64, (2, 8))
     model(tokens, tokens).backward()
     optimizer.step()

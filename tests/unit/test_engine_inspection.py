@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -11,10 +13,12 @@ from training.config.schema import Config
 from training.distributed import World
 from training.engine import inspection
 from training.engine.checkpoint import Position
-from training.engine.model import GPT
-from training.engine.shape import Shape
-from training.engine.steps import NO_CHECKSUM, Share, StepExchange, StepReport, StopRequest
+from training.engine.steps import NO_CHECKSUM, NO_MEMORY, Memory, Share, StepExchange, StepReport, StopRequest, Work
 from training.errors import Exit
+from training.inspection import checksum
+from training.tasks.gpt.model import GPT
+from training.tasks.gpt.shape import Shape
+from training.tasks.gpt.task import LanguageModel
 
 WORLD = World(0, 0, 1, torch.device("cpu"), "none", "-")
 BEGUN = Position(6, 1, 48)
@@ -27,7 +31,8 @@ def gpt() -> GPT:
 
 def session(**more: object) -> Any:
     batches = SimpleNamespace(indices=lambda epoch, used, rank: np.arange(4) + 10 * rank + used)
-    return SimpleNamespace(raw=gpt(), world=WORLD, batches=batches, config=Config(**more))  # type: ignore[arg-type]
+    config = Config(**more)  # type: ignore[arg-type]
+    return SimpleNamespace(raw=gpt(), world=WORLD, batches=batches, config=config, task=LanguageModel)
 
 
 def look(*shares: Share, norm: float = 1.0, stop: int = 0) -> None:
@@ -81,27 +86,27 @@ def test_among_two_ranks_nobody_is_blamed() -> None:
 
 def test_checksum_sees_every_bit_and_the_order_of_parameters() -> None:
     model, other = gpt(), gpt()
-    assert inspection.checksum(model) == inspection.checksum(other)
+    assert checksum.checksum(model) == checksum.checksum(other)
     with torch.no_grad():
         bits = other.head.weight.view(torch.int32)
         bits[3, 5] ^= 1
-        assert inspection.checksum(model) != inspection.checksum(other)
+        assert checksum.checksum(model) != checksum.checksum(other)
         bits[3, 5] ^= 1
-        assert inspection.checksum(model) == inspection.checksum(other)
+        assert checksum.checksum(model) == checksum.checksum(other)
         query, key = other.blocks[0].attention.query.weight, other.blocks[0].attention.key.weight
         kept = query.clone()
         query.copy_(key)
         key.copy_(kept)
-    assert inspection.checksum(model) != inspection.checksum(other)
-    value = inspection.checksum(model).item()
-    assert value == int(value) and 0 <= value < 1 << inspection.BITS, "exact in the reduction's float64"
+    assert checksum.checksum(model) != checksum.checksum(other)
+    value = checksum.checksum(model).item()
+    assert value == int(value) and 0 <= value < 1 << checksum.BITS, "exact in the reduction's float64"
 
 
 @pytest.mark.parametrize("change", ["rows reversed", "two rows", "two signs", "two values far apart", "moved by one"])
 def test_checksum_sees_where_a_value_is(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same values in other places have the same plain sum."""
-    monkeypatch.setattr(inspection, "PIECE", 1000)  # so that a matrix has several pieces
-    inspection._factors.cache_clear()
+    monkeypatch.setattr(checksum, "PIECE", 1000)  # so that a matrix has several pieces
+    checksum._factors.cache_clear()
     model, other = gpt(), gpt()
     weight = other.blocks[0].up.weight
     with torch.no_grad():
@@ -119,25 +124,44 @@ def test_checksum_sees_where_a_value_is(change: str, monkeypatch: pytest.MonkeyP
         else:
             flat = weight.view(-1)
             flat[1], flat[5001] = old.view(-1)[5001], old.view(-1)[1]  # the same place in different pieces
-    found, expected = inspection.checksums(other).tolist(), inspection.checksums(model).tolist()
-    inspection._factors.cache_clear()
+    found, expected = checksum.checksums(other).tolist(), checksum.checksums(model).tolist()
+    checksum._factors.cache_clear()
     names = [name for name, _ in model.named_parameters()]
     assert [name for name, a, b in zip(names, found, expected, strict=True) if a != b] == ["blocks.0.up.weight"]
 
 
 def test_exchange_of_a_single_rank() -> None:
     exchange = StepExchange(WORLD)
-    exchange.start(3, 8, torch.tensor(1.5), None, 0)
+    exchange.start(3, Work(torch.tensor(1.5), 8, 2.25), None, 0)
     report = exchange.finish()
-    assert report == StepReport([Share(3, 8, 1.5, NO_CHECKSUM)], 0) and report.loss == 1.5
-    exchange.start(4, 8, torch.tensor(float("nan")), torch.tensor(float(1 << 47), dtype=torch.float64), Exit.PREEMPTED)
+    (share,) = report.shares
+    assert report == StepReport([Share(3, 8, 1.5, NO_CHECKSUM, 2.25, share.memory)], 0) and report.loss == 1.5
+    assert share.memory is not None
+    assert share.memory == pytest.approx(psutil.Process().memory_info().rss, rel=0.2), "the resident set"
+    exchange.start(4, Work(torch.tensor(float("nan")), 8, 0.0), torch.tensor(float(1 << 47), dtype=torch.float64), Exit.PREEMPTED)
     report = exchange.finish()
     assert report.stop == Exit.PREEMPTED and report.shares[0].checksum == 1 << 47 and report.shares[0].step == 4
 
 
+def test_the_peak_of_a_gpu_is_asked_for_at_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking takes some ten microseconds; the first answer knows nothing of the optimizer yet."""
+    asked: list[int] = []
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: asked.append(len(asked)) or 100 + len(asked))
+    memory = Memory(torch.device("cuda", 0))
+    assert [memory.now() for _ in range(12)] == [101, *[102] * 9, 103, 103]
+
+
+def test_memory_that_nobody_tells_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(FileNotFoundError("/proc")))
+    exchange = StepExchange(WORLD)
+    assert exchange._memory.now() == NO_MEMORY
+    exchange.start(1, Work(torch.tensor(1.0), 1, 0.0), None, 0)
+    assert exchange.finish().shares[0].memory is None
+
+
 def test_interruption_wins_over_preemption() -> None:
     exchange = StepExchange(WORLD)
-    exchange.start(1, 1, torch.tensor(1.0), None, Exit.INTERRUPTED)
+    exchange.start(1, Work(torch.tensor(1.0), 1, 0.0), None, Exit.INTERRUPTED)
     exchange._values[-2] = 1.0  # what another rank added
     assert exchange.finish().stop == Exit.INTERRUPTED
     assert StopRequest().code == Exit.DONE

@@ -1,30 +1,13 @@
+"""The learning-rate schedule."""
+
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
-import torch
 
 from training.config.schema import Config
 from training.engine import optim
-from training.engine.model import GPT
-from training.engine.shape import Shape
-
-
-def gpt() -> GPT:
-    torch.manual_seed(0)
-    return GPT(Shape(2, 64, 8))
-
-
-def trained(model: GPT, optimizer: optim.Optimizers, steps: range) -> GPT:
-    for step in steps:
-        tokens = torch.randint(0, 64, (4, 8), generator=torch.Generator().manual_seed(step))
-        optimizer.schedule(step, 1.0)
-        model(tokens, tokens).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model
 
 
 def test_schedule_warms_up_stays_and_decays() -> None:
@@ -39,75 +22,3 @@ def test_schedule_warms_up_stays_and_decays() -> None:
 @pytest.mark.parametrize("total", [1, 2, 7])
 def test_short_runs_have_a_rate_above_zero(total: int) -> None:
     assert all(0 < optim.multiplier(step, total, Config()) <= 1 for step in range(total))
-
-
-@pytest.mark.parametrize("name", ["muon", "adamw"])
-def test_every_weight_is_in_one_group_with_its_rate(name: str) -> None:
-    model, config = gpt(), Config(optimizer=name)
-    optimizer = optim.build(model, config)
-    members = [p for group in optimizer.param_groups for p in group["params"]]
-    assert {id(p) for p in members} == {id(p) for p in model.parameters()} and len(members) == len(list(model.parameters()))
-    scale = (768 / 128) ** 0.5  # depth 2 is 128 wide
-    matrices = optim.MATRIX_LR[name] * (scale if name == "adamw" else 1.0)
-    assert optimizer.schedule(0, 0.5) == pytest.approx(matrices / 2)
-    wanted = [matrices / 2, scale * config.embedding_lr / 2, scale * config.unembedding_lr / 2]
-    assert [g["lr"] for g in optimizer.param_groups] == pytest.approx(wanted)
-
-
-def test_a_given_rate_wins() -> None:
-    assert optim.build(gpt(), Config(matrix_lr=0.5)).schedule(0, 1.0) == 0.5
-
-
-@pytest.mark.parametrize("name", ["muon", "adamw"])
-def test_state_makes_the_same_next_steps(name: str) -> None:
-    model, config = gpt(), Config(optimizer=name)
-    optimizer = optim.build(model, config)
-    trained(model, optimizer, range(3))
-    weights, state = {k: v.clone() for k, v in model.state_dict().items()}, copied(optimizer.state_dict())
-    trained(model, optimizer, range(3, 6))
-    other = gpt()
-    other.load_state_dict(weights)
-    again = optim.build(other, config)
-    again.load_state_dict(state)
-    trained(other, again, range(3, 6))
-    for key, value in model.state_dict().items():
-        assert torch.equal(other.state_dict()[key], value), key
-
-
-def copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if isinstance(value, dict):
-        return {k: copied(v) for k, v in value.items()}
-    return [copied(v) for v in value] if isinstance(value, list) else value
-
-
-def test_a_resumed_run_uses_its_own_rates() -> None:
-    model = gpt()
-    optimizer = optim.build(model, Config())
-    trained(model, optimizer, range(1))
-    optimizer.schedule(1, 0.1)
-    restored = optim.build(model, Config(matrix_lr=0.3, weight_decay=0.7))
-    restored.load_state_dict(optimizer.state_dict())
-    assert restored.schedule(2, 1.0) == 0.3 and restored.param_groups[0]["weight_decay"] == 0.7
-
-
-def test_muon_moves_all_directions_of_a_matrix_alike() -> None:
-    """Its update is nearly orthogonal, however steep the gradient's singular values fall."""
-    torch.manual_seed(0)
-    model = GPT(Shape(2, 64, 32))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    before = model.blocks[0].up.weight.detach().clone()
-    optimizer = optim.build(model, Config(weight_decay=0.0))
-    tokens = torch.randint(0, 64, (16, 32))
-    optimizer.schedule(0, 1.0)
-    model(tokens, tokens).backward()
-    slopes = torch.linalg.svdvals(model.blocks[0].up.weight.grad)
-    assert slopes[0] / slopes[-1] > 100
-    optimizer.step()
-    values = torch.linalg.svdvals(model.blocks[0].up.weight.detach() - before) / (
-        optim.MATRIX_LR["muon"] * (model.shape.inner / model.shape.width) ** 0.5
-    )
-    assert values.max() < 1.5 and values.median() > 0.5 and values[0] / values[-1] < 20

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import wait_until
 from training.config.schema import Config
-from training.engine import record
+from training.engine import record, tracking
 from training.engine.record import Recorder
-from training.rundir import RunDir, read_records
+from training.engine.tracking import End
+from training.rundir import RunDir, append_json, read_records
 
 
 class Sink:
@@ -17,7 +19,9 @@ class Sink:
 
     def __init__(self, gate: threading.Event | None = None, fail: bool = False) -> None:
         self.got: list[dict[str, object]] = []
-        self.gate, self.fail, self.closed = gate, fail, False
+        self.notes: list[tuple[str, int]] = []
+        self.gate, self.fail = gate, fail
+        self.end: End | None = None
 
     def write(self, one: dict[str, object]) -> None:
         if self.gate:
@@ -26,8 +30,11 @@ class Sink:
             raise ConnectionError("no route")
         self.got.append(one)
 
-    def close(self) -> None:
-        self.closed = True
+    def note(self, text: str, step: int) -> None:
+        self.notes.append((text, step))
+
+    def close(self, end: End) -> None:
+        self.end = end
 
 
 @pytest.fixture
@@ -36,7 +43,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def recorder(run: RunDir, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    monkeypatch.setattr(record, "TensorBoard", lambda run: sink)
+    monkeypatch.setattr(tracking, "TensorBoard", lambda run, first: sink)
     return Recorder(run, Config(use_dummy_wandb=True))
 
 
@@ -47,31 +54,115 @@ def test_metrics_are_on_the_disk_at_once_and_the_tracker_gets_all(run: RunDir, m
         writer.write({"step": step, "loss": 1 / 3})
         assert [r["step"] for r in read_records(run.metrics)][-1] == step
     assert next(iter(read_records(run.metrics)))["loss"] == 1 / 3, "full precision"
-    writer.close()
-    assert [r["step"] for r in sink.got] == [1, 2, 3] and sink.closed
+    writer.close({"steps": 3}, 0)
+    assert [r["step"] for r in sink.got] == [1, 2, 3]
+    assert sink.end == End(0, {"steps": 3})
 
 
 def test_stuck_tracker_delays_nothing(run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(record, "QUEUE_LENGTH", 5)
-    monkeypatch.setattr(record, "CLOSE_S", 0.05)
-    gate = threading.Event()
+    """Its queue is full after five records; each further step takes no longer than one without a tracker."""
+    monkeypatch.setattr(tracking, "QUEUE_LENGTH", 5)
+    monkeypatch.setattr(tracking, "CLOSE_S", 0.5)
+    gate, took = threading.Event(), []
     writer = recorder(run, Sink(gate), monkeypatch)
     for step in range(50):
+        begun = time.perf_counter()
         writer.write({"step": step})
+        took.append(time.perf_counter() - begun)
     assert len(list(read_records(run.metrics))) == 50
-    monkeypatch.setattr(writer._queue, "put", lambda *args, **kwargs: (_ for _ in ()).throw(record.queue.Full))
-    writer.close()
-    assert "left behind" in capsys.readouterr().err
+    assert sorted(took)[45] < 0.01, "seconds"
+    begun = time.monotonic()
+    writer.close({}, 0)
+    assert time.monotonic() - begun < 3
+    said = capsys.readouterr().err
+    assert "TensorBoard did not finish within 0.5 s and is left behind; metrics.jsonl has everything" in said
+    assert "44 records did not reach the trackers" in said or "45 records did not reach the trackers" in said
     gate.set()
+
+
+def test_slow_tracker_is_told_the_end_before_it_has_everything(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is still in the queue after half of the limit is given up: W&B must know how the run has ended."""
+    monkeypatch.setattr(tracking, "CLOSE_S", 1.0)
+    sink = Sink()
+    monkeypatch.setattr(sink, "write", lambda one: (time.sleep(0.02), sink.got.append(one)))
+    writer = recorder(run, sink, monkeypatch)
+    for step in range(1000):
+        writer.write({"step": step})
+    writer.close({"steps": 1000}, 0)
+    assert sink.end == End(0, {"steps": 1000})
+    assert 0 < len(sink.got) < 100
+    said = capsys.readouterr().err
+    assert f"{1000 - len(sink.got)} records did not reach the trackers" in said and "left behind" not in said
+
+
+def test_a_short_run_waits_for_a_tracker_that_is_still_starting(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As W&B does that tries the network first: what is known of the run must not depend on how long that takes."""
+    monkeypatch.setattr(tracking, "CLOSE_S", 0.5)
+    sink = Sink()
+
+    def slowly(run: RunDir, first: int) -> Sink:
+        time.sleep(1.0)
+        return sink
+
+    monkeypatch.setattr(tracking, "TensorBoard", slowly)
+    writer = Recorder(run, Config(use_dummy_wandb=True))
+    writer.write({"step": 1})
+    writer.close({"steps": 1}, 0)
+    assert sink.end == End(0, {"steps": 1}) and "left behind" not in capsys.readouterr().err
+
+
+def test_a_rank_that_fails_tells_its_trackers_and_does_not_wait_long(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sink = Sink()
+    writer = recorder(run, sink, monkeypatch)
+    writer.write({"step": 1})
+    record.failed(1)
+    assert sink.end == End(1)
+    record.failed(1)  # it is closed: nothing more happens
+
+    monkeypatch.setattr(tracking, "FAILED_S", 0.2)
+    gate = threading.Event()
+    writer = recorder(run, Sink(gate), monkeypatch)
+    writer.write({"step": 2})
+    begun = time.monotonic()
+    record.failed(1)
+    assert time.monotonic() - begun < 2
+    gate.set()
+
+
+def test_a_rank_without_a_recorder_has_nothing_to_tell() -> None:
+    record.failed(1)
+
+
+def test_trackers_are_told_what_has_happened_since_the_last_start(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    for event in (
+        {"event": "restart", "text": "long ago"},
+        {"event": "start", "step": 0},
+        {"event": "checkpoint", "step": 5},
+        {"event": "failure", "text": "killed by SIGKILL"},
+        {"event": "restart", "text": "rank 1: started again from step 5"},
+    ):
+        append_json(run.events, event)
+    sink = Sink()
+    writer = recorder(run, sink, monkeypatch)
+    for step in (6, 7):
+        writer.write({"step": step})
+    writer.close({}, 0)
+    assert sink.notes == [("failure: killed by SIGKILL", 6), ("restart: rank 1: started again from step 5", 6)]
 
 
 def test_failing_tracker_is_off_after_one_warning(run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     writer = recorder(run, Sink(fail=True), monkeypatch)
     for step in range(5):
         writer.write({"step": step})
-    writer.close()
+    writer.close({}, 0)
     assert capsys.readouterr().err.count("TensorBoard is off for the rest of this run: ConnectionError: no route") == 1
-    wait_until(lambda: not writer._thread.is_alive(), 5)
+    wait_until(lambda: not writer._trackers._thread.is_alive(), 5)
 
 
 @pytest.mark.parametrize(

@@ -182,3 +182,13 @@ def test_the_place_in_a_step_is_counted_from_its_beginning(tmp_path: Path) -> No
             writer.beat(phase)
     beat = heartbeat.read(tmp_path / "rank0.bin")
     assert beat and (beat.step, beat.place, beat.first_step) == (42, 5, 41)
+
+
+def test_again_is_the_same_phase_once_more(tmp_path: Path) -> None:
+    writer = heartbeat.Heartbeat(tmp_path / "rank0.bin", 0)
+    writer.beat("evaluation")
+    first = heartbeat.read(tmp_path / "rank0.bin")
+    writer.again()
+    second = heartbeat.read(tmp_path / "rank0.bin")
+    assert first and second and second.monotonic_ns >= first.monotonic_ns
+    assert (second.phase, second.beats, second.place) == ("evaluation", first.beats + 1, first.place)

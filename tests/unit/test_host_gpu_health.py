@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.unit.conftest import ROOT, SIMPLE, ask, fake_torch, python
-from training.host.gpus import Gpu
+from training.host.gpus import Gpu, slowdowns
 from training.host.preflight import gpu_health
-from training.host.preflight.gpu_state import Pair, State, slowdowns
+from training.host.preflight.gpu_state import Pair, State
 from training.host.torch_build import TorchBuild
 
 Nvidia = Callable[..., dict[str, Any]]

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.conftest import ROOT, clean_environment
-from training.engine.shape import Shape
 from training.host.memory import CONTEXT, GIB, Estimate, Load, estimate, gib
+from training.tasks.gpt.shape import Shape
 
 AGGRESSIVE = Load(20, 14, 3072, 320, bf16=True, compiled=False, cuda=False)
 BALANCED = replace(AGGRESSIVE, depth=16, sequences=12, seq_len=2048)
@@ -21,7 +21,7 @@ SMALL = Load(4, 4, 128, 320, bf16=True, compiled=True, cuda=False)
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_the_number_of_weights_is_the_model_s(depth: int) -> None:
-    from training.engine.model import GPT
+    from training.tasks.gpt.model import GPT
 
     model = GPT(Shape(depth, 320, 16))
     assert sum(p.numel() for p in model.parameters()) == Shape(depth, 320, 16).weights
@@ -48,7 +48,7 @@ def test_the_number_of_weights_is_the_model_s(depth: int) -> None:
     ids=lambda one: f"d{one.depth} v{one.vocab} {'bf16' if one.bf16 else 'fp32'} again{one.blocks} parts{one.chunks}",
 )
 def test_the_formula_is_the_peak_of_our_model(load: Load) -> None:
-    from training.engine.measure import peak
+    from training.tasks.gpt.measure import peak
 
     assert estimate(load).total == pytest.approx(peak(load), rel=0.05)
 
@@ -119,7 +119,7 @@ def test_rank_0_of_a_cpu_training_copies_its_checkpoints() -> None:
 
 
 def test_the_measurement_counts_what_lies_beside_a_step_too() -> None:
-    from training.engine.measure import peak
+    from training.tasks.gpt.measure import peak
 
     load = replace(SMALL, compiled=False, ranks=2)
     more = replace(load, total_tokens=4 * load.tokens, copy=True)
@@ -128,7 +128,7 @@ def test_the_measurement_counts_what_lies_beside_a_step_too() -> None:
 
 def test_the_benchmark_compiles_what_the_engine_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import memory
-    from training.engine.model import GPT
+    from training.tasks.gpt.model import GPT
 
     compiled: list[GPT] = []
     monkeypatch.setattr(GPT, "compile_parts", lambda self: compiled.append(self))  # noqa: PLW0108 – a list's method would not be bound

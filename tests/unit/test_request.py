@@ -26,9 +26,9 @@ from tests.unit.conftest import (
     with_flag,
     wrong,
 )
-from training import request
+from training import asked, request
+from training.asked import command
 from training.errors import UserError
-from training.request import command
 from training.rundir import RunDir, write_json
 
 Write = Callable[..., str]
@@ -241,7 +241,7 @@ def test_two_configs_are_one_too_many(home: Path, write: Write) -> None:
 
 
 def test_the_simple_script_wants_a_config(home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
-    monkeypatch.setattr(request, "ROOT", ROOT)
+    monkeypatch.setattr(asked, "ROOT", ROOT)
     monkeypatch.chdir(ROOT)
     problem = only(wrong(script=SIMPLE))
     assert problem.what == "no config given"

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.conftest import ask, only
-from training import resume, rundir
+from training import resume, rundir, tasks
+from training.config.files import Values
 from training.config.schema import FIELDS, Config
 from training.data import store
 from training.data.corpus import Source
@@ -61,6 +62,39 @@ def test_another_model_is_refused_with_everything_that_differs(run: rundir.RunDi
     assert "leave --depth --tokenizer and --vocab_size --optimizer out" in problem.fixes[0]
 
 
+@pytest.mark.parametrize(("saved", "now"), [("gpt", "line"), ("line", "gpt"), (None, "line")])
+def test_another_task_is_refused(saved: str | None, now: str, run: rundir.RunDir) -> None:
+    """A checkpoint from before there were several is a GPT's."""
+    checkpoint(run, **({"task": saved, "shape": {}, "optimizer": "AdamW"} if saved else {}))
+    asked_for = request_for(run)
+    asked_for.kind = tasks.Kind(now, {})
+    with pytest.raises(UserError) as caught:
+        resume.check_model(asked_for, SHAPE) if now == "gpt" else resume.check_task(asked_for)
+    problem = only(caught.value.problems)
+    assert problem.what == f"run can not be resumed so: its task is {saved or 'gpt'}, not {now}" and "leave --task out" in problem.fixes[0]
+
+
+def test_the_same_task_goes_on_and_its_changed_options_are_said(run: rundir.RunDir) -> None:
+    asked_for = request_for(run)
+    asked_for.kind, asked_for.options = tasks.Kind("line", {}), {"width": 4, "slope": 0.5}
+    asked_for.resumed = {"width": (3, "x"), "slope": (0.5, "x"), "task": ("/old/line.py", "x")}
+    changed = "changed in the resumed run: width 3 → 4; not what the run would have been without the stop"
+    assert resume.check_task(asked_for) == ["run has no checkpoint yet: it begins again at step 0", changed]
+    checkpoint(run, task="line", shape={}, optimizer="AdamW")
+    assert resume.check_task(asked_for) == [changed]
+
+
+def test_options_that_are_the_models_shape_can_not_change(run: rundir.RunDir) -> None:
+    asked_for = request_for(run)
+    asked_for.kind, asked_for.options = tasks.Kind("line", {}), {"width": 4, "scale": "2", "slope": 1.0}
+    checkpoint(run, task="line", shape={"width": 3, "scale": 2, "channels": 7}, optimizer="AdamW")
+    with pytest.raises(UserError) as caught:
+        resume.check_task(asked_for)
+    assert "of another model: width 3 (now 4)" in only(caught.value.problems).what
+    asked_for.options["width"] = 3
+    assert resume.check_task(asked_for) == []
+
+
 def test_the_newest_manifest_that_can_be_read_counts(run: rundir.RunDir) -> None:
     checkpoint(run, step=3)
     (checkpoint(run, step=4, optimizer="adamw") / manifest.NAME).write_text("{")
@@ -71,11 +105,15 @@ def test_no_checkpoint_is_said(run: rundir.RunDir) -> None:
     assert "begins again at step 0" in resume.check_model(request_for(run), SHAPE)[0]
 
 
+def changes(config: Config, resumed: Values) -> list[str]:
+    return resume.changes(asdict(config), resumed)
+
+
 def test_changes_are_listed_and_inexact_ones_marked() -> None:
-    old = {"seed": (1, "x"), "depth": (12, "x"), "num_iterations": (5, "x"), "eval_every": (7, "x")}
-    assert resume.changes(Config(seed=1, eval_every=7, num_iterations=9), old) == []
-    assert resume.changes(Config(seed=1, eval_every=8), old) == ["changed in the resumed run: eval_every 7 → 8"]
-    (note,) = resume.changes(Config(seed=2, eval_every=7), old)
+    old: Values = {"seed": (1, "x"), "depth": (12, "x"), "num_iterations": (5, "x"), "eval_every": (7, "x")}
+    assert changes(Config(seed=1, eval_every=7, num_iterations=9), old) == []
+    assert changes(Config(seed=1, eval_every=8), old) == ["changed in the resumed run: eval_every 7 → 8"]
+    (note,) = changes(Config(seed=2, eval_every=7), old)
     assert "seed 1 → 2; not what the run would have been without the stop" in note
 
 
@@ -86,9 +124,7 @@ def test_whatever_is_not_known_to_be_harmless_is_not_what_the_run_would_have_bee
         for name in FIELDS
         if name not in resume.SILENT and isinstance(getattr(Config(), name), (str, int, float))
     }
-    said = {
-        n for n, v in changed.items() if resume.changes(replace(Config(), **{n: v}), {n: (getattr(Config(), n), "x")})[0].endswith(mark)
-    }
+    said = {n for n, v in changed.items() if changes(replace(Config(), **{n: v}), {n: (getattr(Config(), n), "x")})[0].endswith(mark)}
     assert said >= {
         *("seed", "total_batch_size", "dropout", "matrix_lr", "embedding_lr", "unembedding_lr", "weight_decay", "grad_clip"),
         *("warmup_ratio", "warmdown_ratio", "final_lr_frac", "find_unused_parameters", "use_static_graph"),
@@ -96,9 +132,7 @@ def test_whatever_is_not_known_to_be_harmless_is_not_what_the_run_would_have_bee
     assert not said & (resume.HARMLESS | resume.DECIDED)
     assert not (resume.HARMLESS | resume.DECIDED | resume.SILENT) - set(FIELDS), "a field that was renamed"
     for name in resume.DECIDED:
-        assert resume.changes(replace(Config(), **{name: changed[name]}), {name: (getattr(Config(), name), "x")}), (
-            "it is listed all the same"
-        )
+        assert changes(replace(Config(), **{name: changed[name]}), {name: (getattr(Config(), name), "x")}), "it is listed all the same"
 
 
 def test_what_is_decided_otherwise_is_said_though_auto_is_auto(run: rundir.RunDir) -> None:
@@ -146,8 +180,6 @@ def test_another_tokenizer_is_refused_with_the_file_of_the_old_one(run: rundir.R
 
 
 def test_a_shard_that_changed_under_a_run_is_named(run: rundir.RunDir, tmp_path: Path) -> None:
-    from dataclasses import asdict
-
     data = prepared(tmp_path, "some text " * 100)
     assert store.changed(run) == ""
     run.path.mkdir()

@@ -30,6 +30,7 @@ def test_the_names_are_fixed(tmp_path: Path) -> None:
         "metrics": "metrics.jsonl",
         "events": "events.jsonl",
         "summary": "summary.json",
+        "report": "report.html",
         "failure": "failure.json",
         "supervisor": "supervisor.json",
         "heartbeats": "heartbeat",
@@ -37,7 +38,10 @@ def test_the_names_are_fixed(tmp_path: Path) -> None:
         "hangs": "hangs",
         "watch_error": "watch_error.txt",
         "checkpoints": "checkpoints",
+        "samples": "samples",
         "tensorboard": "tb_logger",
+        "wandb": "wandb",
+        "wandb_id": "wandb.json",
     }
     assert run.heartbeat(3) == run.path / "heartbeat/rank3.bin"
     assert run.rank_log(3) == run.path / "ranks/rank3.log"

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from training import console
+from training.asked import MAX_RANKS
 from training.communication import stages, verdicts
 from training.communication.result import command
 from training.communication.run import BACKENDS, run
@@ -25,7 +26,6 @@ from training.config import flags
 from training.config.schema import Config
 from training.errors import Exit, Problem, UserError
 from training.host import decide, gpus, preflight, torch_build, variables
-from training.request import MAX_RANKS
 
 DEVICES = ("auto", "cpu", "cuda")
 LONGEST_S = 3600

@@ -6,10 +6,10 @@ import shlex
 import sys
 from dataclasses import dataclass, field
 
+from training.asked import ROOT
 from training.communication import judge, stages
 from training.communication.judge import Finding
 from training.host import preflight
-from training.request import ROOT
 
 NAME = "communication"
 P2P, INTERFACE = "NCCL_P2P_DISABLE", "GLOO_SOCKET_IFNAME"

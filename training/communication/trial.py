@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from training import heartbeat, rundir
+from training.asked import ROOT
 from training.communication import stages
 from training.host import process
 from training.launch import mode
 from training.launch.output import tail
 from training.launch.place import LOOPBACK
-from training.request import ROOT
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PREFIX = "duet-communication-"

@@ -17,24 +17,30 @@ class Length:
     epochs: int  # that are begun
 
 
-def plan_length(config: Config, batch: Batch, data: Prepared, *, step: int = 0, epoch: int = 0, used: int = 0) -> Length:
-    """From `step` on, where `used` sequences of `epoch` (from 0) are trained already: with another batch or other data, perhaps.
-
-    Raises UserError when the data has not enough tokens for one step.
-    """
+def plan_length(config: Config, batch: Batch, samples: int, *, step: int = 0, epoch: int = 0, used: int = 0) -> Length | None:
+    """From `step` on, where `used` samples (sequences) of `epoch` (from 0) are trained already: with another batch or other data,
+    perhaps. None when there are not enough samples for one step."""
     # Whole steps of all ranks together: the same for every number of ranks, and uneven data can not hang.
-    sequences, per_step = max(0, data.train_tokens - 1) // batch.seq_len, batch.total_tokens // batch.seq_len
-    steps, left = sequences // per_step, max(0, sequences - used) // per_step
+    per_step = batch.total_tokens // batch.seq_len
+    steps, left = samples // per_step, max(0, samples - used) // per_step
     if not steps:
-        needed = batch.total_tokens + 1
-        what = f"data {data.name} has {data.train_tokens} training tokens; one step needs {needed} ({batch.sentence()})"
-        seq = min(batch.seq_len, data.train_tokens // batch.world_size // 8)
-        flags = f"--max_seq_len={seq} --device_batch_size=1 --total_batch_size={seq * batch.world_size}"
-        fixes = [flags] if seq >= FIELDS["max_seq_len"].metadata["low"] else []
-        raise UserError(Problem(what, "more text, or a smaller total_batch_size", fixes))
+        return None
     limits = [config.num_iterations] if config.num_iterations else []
     if config.num_epochs or not limits:
         more = max(1, config.num_epochs) - epoch  # this one, and those that have not begun
         limits.append(step + (left + (more - 1) * steps if more > 0 else 0))
     total = min(limits)
     return Length(total, steps, epoch + 1 + -(-max(0, total - step - left) // steps))
+
+
+def of_text(config: Config, batch: Batch, data: Prepared, **position: int) -> Length:
+    """The same for a prepared text. Raises UserError when it has not enough tokens for one step."""
+    found = plan_length(config, batch, max(0, data.train_tokens - 1) // batch.seq_len, **position)
+    if found is None:
+        needed = batch.total_tokens + 1
+        what = f"data {data.name} has {data.train_tokens} training tokens; one step needs {needed} ({batch.sentence()})"
+        seq = min(batch.seq_len, data.train_tokens // batch.world_size // 8)
+        flags = f"--max_seq_len={seq} --device_batch_size=1 --total_batch_size={seq * batch.world_size}"
+        fixes = [flags] if seq >= FIELDS["max_seq_len"].metadata["low"] else []
+        raise UserError(Problem(what, "more text, or a smaller total_batch_size", fixes))
+    return found

@@ -14,7 +14,7 @@ from training.config.schema import Config
 from training.data import corpus, extras, length, tokenizer
 from training.data.prepare import Prepared, ensure
 from training.errors import Exit, Problem, UserError
-from training.request import ROOT
+from training.asked import ROOT
 
 CACHE = ROOT / "data"
 SAY_EVERY_S = 5.0
@@ -35,7 +35,7 @@ def prepare(run: rundir.RunDir, plan: dict[str, Any], cache: Path = CACHE) -> Pr
         data = ensure(source, config.text_field, cache, shown, chosen=config.tokenizer, vocab_size=config.vocab_size)
         if warning := resume.check_data(run, data):
             console.warning(warning)
-        steps = length.plan_length(config, batch, data, **resume.position(run, data))
+        steps = length.of_text(config, batch, data, **resume.position(run, data))
     except OSError as error:
         rundir.write_json(run.data, {"failed": int(Exit.RESOURCES)})
         what = f"the prepared data can not be written to {cache}: {error.strerror}"

@@ -11,10 +11,9 @@ import torch
 from training import heartbeat, rundir
 from training.distributed import World
 from training.engine.checkpoint import Position
+from training.engine.record import Recorder
 from training.engine.session import Session
 from training.errors import Exit
-
-TEMPERATURE = 0.8
 
 
 def banner(world: World, session: Session, wandb: str) -> str:
@@ -25,8 +24,8 @@ def banner(world: World, session: Session, wandb: str) -> str:
         "Rank / local rank": f"{world.rank} / {world.local_rank}",
         "Master": world.master,
         "Device": f"{world.device} ({_hardware(world.device)})",
-        "Model": f"depth {session.config.depth}, {session.parameters / 1e6:.2f} M parameters",
-        "Batch": session.batch.sentence(),
+        "Model": session.task.describe(session.raw),
+        "Batch": session.batch.sentence(session.task.unit),
         "Steps": f"{session.length.total_steps} ({session.length.steps_per_epoch} per epoch)",
         "W&B": wandb,
     }
@@ -43,47 +42,56 @@ def _hardware(device: torch.device) -> str:
     return f"{threads} thread{'s' if threads > 1 else ''} per rank"
 
 
-def write_summary(session: Session, plan: dict[str, Any], position: Position, code: Exit, started: float) -> None:
-    """summary.json: figures from the recorded metrics (all parts of a resumed run), and generated text."""
+def write_summary(session: Session, recorder: Recorder, position: Position, code: Exit, started: float) -> dict[str, Any]:
+    """summary.json, and what stands in it: figures from the recorded metrics (all parts of a resumed run), and generated text."""
+    recorder.flush()
     steps: dict[int, dict[str, Any]] = {}
     evals: dict[int, dict[str, Any]] = {}
     for record in rundir.read_records(session.run.metrics):
         if record["step"] > position.step:
             continue  # of a part that a resume has given up
-        (evals if "val_bpb" in record else steps)[record["step"]] = record  # after a resume the last one counts
+        (steps if "loss" in record else evals)[record["step"]] = record  # after a resume the last one counts
     first, last = steps[min(steps)], steps[max(steps)]
     recent = [r for _, r in sorted(steps.items())][1:] or [first]  # the first step pays for warm-up
-    text = sample(session) if code == Exit.DONE and session.config.sample_tokens else None
-    rundir.write_json(
-        session.run.summary,
-        {
-            "status": "done" if code == Exit.DONE else "stopped",
-            "exit_code": int(code),
-            "time": time.time(),
-            "seconds": time.time() - started,  # since begun_at
-            "begun_at": session.position.step,
-            "steps": position.step,
-            "tokens": position.tokens,
-            "parameters": session.parameters,
-            "loss_first": first["loss"],
-            "loss_last": last["loss"],
-            "val_bpb_first": evals[min(evals)]["val_bpb"] if evals else None,
-            "val_bpb_last": evals[max(evals)]["val_bpb"] if evals else None,
-            "tokens_per_s": statistics.median(r["tokens_per_s"] for r in recent),
-            "step_ms": statistics.median(r["step_ms"] for r in recent),
-            "checkpoint": f"step_{position.step:08d}",
-            "sample": text,
-        },
-    )
+    text, unit = sample(session) if code == Exit.DONE else None, session.task.unit
+    summary = {
+        "status": "done" if code == Exit.DONE else "stopped",
+        "exit_code": int(code),
+        "time": time.time(),
+        "seconds": time.time() - started,  # since begun_at
+        "begun_at": session.position.step,
+        "steps": position.step,
+        unit: position.tokens,
+        "parameters": session.parameters,
+        "loss_first": first["loss"],
+        "loss_last": last["loss"],
+        **scores(evals),
+        f"{unit}_per_s": statistics.median(r[f"{unit}_per_s"] for r in recent),
+        "step_ms": statistics.median(r["step_ms"] for r in recent),
+        "mfu": statistics.median(known) if (known := [r["mfu"] for r in recent if r.get("mfu") is not None]) else None,
+        "memory_bytes": max((m for r in steps.values() for m in r.get("memory_bytes", ()) if m is not None), default=None),
+        "checkpoint": f"step_{position.step:08d}",
+        "sample": text,
+    }
+    rundir.write_json(session.run.summary, summary)
     session.run.event("end", step=position.step, exit_code=int(code))
+    return summary
 
 
-def sample(session: Session) -> str:
-    """Text that the model writes by itself, the same for the same weights and seed."""
+def scores(evals: dict[int, dict[str, Any]]) -> dict[str, float]:
+    """Each figure of the first and of the last validation: val_NAME_first, val_NAME_last."""
+    ends = (("first", evals[min(evals)]), ("last", evals[max(evals)])) if evals else ()
+    return {f"{name}_{end}": value for end, record in ends for name, value in record.items() if name.startswith("val_")}
+
+
+def sample(session: Session) -> str | None:
+    """What can be seen of the model: a text, and pictures in the run's samples/."""
     session.raw.eval()
-    generator = torch.Generator().manual_seed(session.config.seed)
-    with session.autocast:
-        tokens = session.raw.generate(
-            [session.tokenizer.bos], session.config.sample_tokens, TEMPERATURE, generator, lambda: heartbeat.current.beat("sample")
-        )
-    return session.tokenizer.decode(tokens)
+    folder = session.run.samples
+    folder.mkdir(exist_ok=True)
+    heartbeat.current.beat("sample")
+    with session.autocast, torch.no_grad():
+        text = session.task.sample(session.raw, folder)
+    if not any(folder.iterdir()):
+        folder.rmdir()
+    return text

@@ -1,69 +1,49 @@
-"""Validation in bits per byte: comparable between tokenizers, and between runs of any batch size."""
+"""Validation: every rank measures its share of the validation data, and the sums of all make the scores."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from training import heartbeat
-from training.data.loader import pair, to_device
 
 if TYPE_CHECKING:
     from training.engine.session import Session
 
 PHASE = "evaluation"  # of the heartbeat
-
-
-@dataclass(frozen=True)
-class Score:
-    loss: float  # nats per token
-    bpb: float  # bits per byte
-
-
-def share(session: Session) -> int:
-    """Sequences that each rank evaluates."""
-    data, ranks = session.validation, session.world.world_size
-    return min(len(data), max(ranks, session.config.eval_tokens // data.seq_len)) // ranks
+Scores = dict[str, float]  # of all ranks, by name
 
 
 def why_not(session: Session) -> str:
     """Why a run that wants validation has none, for people; or nothing."""
-    data, ranks = session.validation, session.world.world_size
-    if not session.config.eval_every or share(session):
+    if not session.config.eval_every or session.validation is None:
         return ""
-    found = f"{len(data)} sequence{'' if len(data) == 1 else 's'} of {data.seq_len} tokens"
-    wanted = f"one for each of {ranks} ranks" if ranks > 1 else "one"
-    return f"no validation: the text for it makes {found}, fewer than {wanted}; more text, or a smaller --max_seq_len"
+    return session.task.why_not(len(session.validation), session.world.world_size)
 
 
 @torch.no_grad()
-def evaluate(session: Session) -> Score | None:
-    """The same sequences every time, shared evenly by the ranks; None when there are fewer than one for each.
-
-    At most `eval_tokens`, all ranks. Separators are no bytes and are not predicted. A collective.
-    """
-    data, world, batch = session.validation, session.world, session.batch.device_sequences
-    if (per_rank := share(session)) == 0:
+def evaluate(session: Session) -> Scores | None:
+    """None without data for it. A collective."""
+    data, world, task = session.validation, session.world, session.task
+    if data is None or not task.share(len(data), 0, world.world_size):
         return None
-    lengths = torch.from_numpy(np.asarray(session.tokenizer.byte_lengths(), np.int64)).to(world.device)
-    mine = range(world.rank * per_rank, (world.rank + 1) * per_rank)
-    sums = torch.zeros(3, dtype=torch.float64, device=world.device)  # nats, tokens, bytes
+    mine = task.share(len(data), world.rank, world.world_size)
+    size = task.eval_batch or session.batch.device_sequences
+    sums: dict[str, torch.Tensor] = {}
     session.raw.eval()
-    for start in range(0, per_rank, batch):
-        heartbeat.current.beat(PHASE)
-        inputs, targets = pair(to_device(data.rows(mine[start : start + batch]), world.device))
-        told = lengths[targets]
-        targets = targets.masked_fill(told == 0, -1)
+    for start in range(0, max(1, len(mine)), size):
+        heartbeat.current.again()  # trainer.validate() has begun the phase
+        # A rank that has no sample for itself looks at the first one, which does not count: all ranks add up the same figures.
+        indices = mine[start : start + size] or range(1)
+        batch = task.arrive(data.rows(indices, 0))
         with session.autocast:
-            nats = session.raw(inputs, targets, reduction="sum")
-        sums += torch.stack((nats.double(), (targets != -1).sum().double(), told.sum().double()))
+            found = task.measure(session.raw, batch)
+        for name, value in found.items():
+            sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64, device=world.device)) + value * bool(mine)
     session.raw.train()
+    total = torch.stack(list(sums.values()))
     if world.world_size > 1:
-        dist.all_reduce(sums)
-    nats_all, tokens, told_bytes = sums.tolist()
-    return Score(nats_all / tokens, nats_all / math.log(2) / told_bytes)
+        dist.all_reduce(total)
+    return task.scores(dict(zip(sums, total.tolist(), strict=True)))

@@ -6,19 +6,16 @@ every `inspect_every` steps the parameters are proven equal. It rides on the red
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-
 from training import console
 from training.data.order import digest
 from training.distributed import exchange_texts
 from training.engine.steps import NO_CHECKSUM, StepReport
+from training.inspection.checksum import checksums
 
 if TYPE_CHECKING:
     from training.engine.checkpoint import Position
@@ -26,8 +23,6 @@ if TYPE_CHECKING:
 
 PROVEN_SEQUENCES = 1 << 18  # of an epoch, at most: some ten milliseconds
 SHOWN_INDICES = 8
-BITS = 48  # exact in a float64
-PIECE = 1 << 18  # values that are multiplied at once: what comes out stays in the cache
 
 
 class InspectionError(RuntimeError):
@@ -52,34 +47,6 @@ class ShardsOverlap(InspectionError):
 
 class ParametersDiffer(InspectionError):
     """The ranks' weights are no longer the same."""
-
-
-@functools.cache
-def _factors(device: torch.device) -> torch.Tensor:
-    """An odd number of 64 random bits for each place of a piece, the same on every rank."""
-    numbers = torch.randint(-(1 << 63), (1 << 63) - 1, (PIECE,), generator=torch.Generator().manual_seed(0))
-    return (numbers | 1).to(device)
-
-
-@torch.no_grad()
-def checksums(model: nn.Module) -> torch.Tensor:
-    """One whole number below 2^48 for each parameter, from its bits and their places alone; equal weights give equal numbers.
-
-    Each value is multiplied by a factor of its place, modulo 2^64, and the upper bits of the sum count: different weights have the
-    same number by a chance of about 2^-48, or 2^-32 where they differ in nothing but signs.
-    """
-    numbers, pieces = [], 0
-    for parameter in model.parameters():
-        total = torch.zeros((), dtype=torch.int64, device=parameter.device)
-        for piece in parameter.view(torch.int32).flatten().split(PIECE):
-            pieces += 1
-            total += (piece * _factors(piece.device)[: len(piece)]).sum() * (2 * pieces + 1)
-        numbers.append((total >> 64 - BITS) & ((1 << BITS) - 1))
-    return torch.stack(numbers)
-
-
-def checksum(model: nn.Module) -> torch.Tensor:
-    return (checksums(model).sum() % (1 << BITS)).double()
 
 
 def prove_shards(session: Session, position: Position) -> None:
@@ -107,17 +74,18 @@ def prove_shards(session: Session, position: Position) -> None:
         first = wrong[0] if wrong else _first_wrong(session, position, steps, reports)
         text = f"the ranks' shards of epoch {position.epoch + 1} are not disjoint and complete: see rank {first}; all: {reports}"
         raise ShardsOverlap(text, first)
-    session.run.event("shards", epoch=position.epoch + 1, proven_sequences=len(whole), ranks=reports)
+    pieces = session.task.pieces
+    session.run.event("shards", epoch=position.epoch + 1, proven_sequences=len(whole), pieces=pieces, ranks=reports)
     if position.epoch == 0 or session.config.debug_ddp:
         console.info(
-            f"data of epoch {position.epoch + 1}: {len(batches.dataset)} sequences, {session.steps_left(position)} steps; the shards of "
-            f"{world.world_size} rank{'s are' if world.world_size > 1 else ' is'} disjoint and complete ({len(whole)} sequences checked)"
+            f"data of epoch {position.epoch + 1}: {len(batches.dataset)} {pieces}, {session.steps_left(position)} steps; the shards of "
+            f"{world.world_size} rank{'s are' if world.world_size > 1 else ' is'} disjoint and complete ({len(whole)} {pieces} checked)"
         )
     if session.config.debug_ddp:
         for r in reports:
             console.info(
-                f"rank {r['rank']} of {r['world_size']}: dataset {r['dataset_sequences']} sequences, {r['batches']} batches an epoch, "
-                f"first sequences {r['first_sequences']}"
+                f"rank {r['rank']} of {r['world_size']}: dataset {r['dataset_sequences']} {pieces}, {r['batches']} batches an epoch, "
+                f"first {pieces} {r['first_sequences']}"
             )
 
 
@@ -144,7 +112,8 @@ def look(session: Session, report: StepReport, position: Position, norm: float) 
     if report.shares[0].checksum != NO_CHECKSUM:
         _compare(session, report, step)
         if session.config.debug_ddp and session.world.rank == 0:
-            shown = "; ".join(f"rank {r}: {s.sequences} sequences, loss {s.loss:.4f}" for r, s in enumerate(report.shares))
+            pieces = session.task.pieces
+            shown = "; ".join(f"rank {r}: {s.sequences} {pieces}, loss {s.loss:.4f}" for r, s in enumerate(report.shares))
             console.info(f"step {step}: all ranks train: {shown}; parameters equal ({int(report.shares[0].checksum):012x})")
 
 
@@ -152,7 +121,7 @@ def _samples(session: Session, position: Position, rank: int) -> str:
     """Which sequences that rank had; every rank can tell, since the order is arithmetic."""
     indices = [int(i) for i in session.batches.indices(position.epoch, position.used, rank)]
     more = f", … {len(indices)} in all" if len(indices) > 2 * SHOWN_INDICES else ""
-    return f"epoch {position.epoch + 1}, sequences {', '.join(map(str, indices[: 2 * SHOWN_INDICES]))}{more}"
+    return f"epoch {position.epoch + 1}, {session.task.pieces} {', '.join(map(str, indices[: 2 * SHOWN_INDICES]))}{more}"
 
 
 def _compare(session: Session, report: StepReport, step: int) -> None:

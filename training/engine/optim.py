@@ -1,25 +1,13 @@
-"""Optimizer and learning-rate schedule: Muon for the blocks' matrices, AdamW for everything else.
-
-Muon (Jordan 2024, kellerjordan.github.io/posts/muon) replaces the update of a matrix by the nearest orthogonal one. What it is
-worth here stands in docs/model.md. Its arithmetic costs as much as a fifth of a small step, so ranks share it: each updates
-some of the matrices and sends them to the others (ZeRO stage 1, arXiv:1910.02054). The weights are the same, bit for bit.
-"""
+"""Optimizers as the trainer uses them, and the learning-rate schedule: functions of the step alone."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from training.config.schema import Config
-from training.engine.model import GPT
 
-BETAS = (0.8, 0.95)
-EPSILON = 1e-10
-REFERENCE_WIDTH = 768  # AdamW's learning rates of the configuration are for this width
-# The blocks' learning rate where the configuration says auto.
-MATRIX_LR = {"muon": 0.02, "adamw": 0.0015}
 MOMENTUM = (0.85, 0.95)  # Muon's, at the first step and from step MOMENTUM_STEPS on
 MOMENTUM_STEPS = 300
 
@@ -39,7 +27,7 @@ class Optimizers:
         return [group for part in self.parts for group in part.param_groups]
 
     def schedule(self, step: int, share: float) -> float:
-        """Set what step `step` (0-based) uses, `share` of the peak learning rates; returns the matrices' rate, the one that is
+        """Set what step `step` (0-based) uses, `share` of the peak learning rates; returns the first group's rate, the one that is
         recorded."""
         for group in self.param_groups:
             group["lr"] = group["initial_lr"] * share
@@ -73,30 +61,6 @@ class Optimizers:
             part.load_state_dict(state)
             for group, own in zip(part.param_groups, settings, strict=True):
                 group.update(own)
-
-
-def build(model: GPT, config: Config) -> Optimizers:
-    """The optimizers of a model, fused where torch can; Muon's work is shared by the ranks of the process group, if any."""
-    scale = (model.shape.width / REFERENCE_WIDTH) ** -0.5
-    rate = MATRIX_LR[config.optimizer] if isinstance(config.matrix_lr, str) else config.matrix_lr
-    matrices = list(model.blocks.parameters())
-    groups: list[Group] = [
-        {"params": list(model.embedding.parameters()), "lr": config.embedding_lr * scale, "weight_decay": 0.0},
-        {"params": list(model.head.parameters()), "lr": config.unembedding_lr * scale, "weight_decay": 0.0},
-    ]
-    first: list[torch.optim.Optimizer] = []
-    if config.optimizer == "muon":
-        settings = {"lr": rate, "weight_decay": config.weight_decay, "momentum": MOMENTUM[1]}
-        if dist.is_initialized():
-            from torch.distributed.optim import ZeroRedundancyOptimizer  # 0.1 s that a single process need not wait
-
-            # As views of one buffer for each rank, the matrices travel in one message.
-            first.append(ZeroRedundancyOptimizer(matrices, torch.optim.Muon, parameters_as_bucket_view=True, **settings))
-        else:
-            first.append(torch.optim.Muon(matrices, **settings))
-    else:
-        groups.insert(0, {"params": matrices, "lr": rate * scale, "weight_decay": config.weight_decay})
-    return Optimizers([*first, torch.optim.AdamW(groups, betas=BETAS, eps=EPSILON, fused=True)])
 
 
 def multiplier(step: int, total: int, config: Config) -> float:

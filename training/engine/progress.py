@@ -7,37 +7,49 @@ import time
 from types import TracebackType
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from training import console
+from training.engine import flops
 from training.engine.checkpoint import Position
-from training.engine.evaluate import Score
+from training.engine.evaluate import Scores
 from training.engine.record import Recorder
 from training.engine.session import Session
+from training.engine.steps import StepReport
+from training.monitor import draw
 
 
 class Stopwatch:
     """Time of a step, evaluation and checkpoint left out."""
 
-    def __init__(self, tokens: int) -> None:
-        self.tokens = tokens
+    def __init__(self, units: int) -> None:
+        self.units = units
         self._last = time.perf_counter()
 
     def restart(self) -> None:
         self._last = time.perf_counter()
 
     def lap(self) -> tuple[float, float]:
-        """(milliseconds of the step, tokens per second of all ranks)."""
+        """(milliseconds of the step, units per second of all ranks)."""
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
-        return seconds * 1000, self.tokens / seconds
+        return seconds * 1000, self.units / seconds
+
+
+def _speed_at_peak(session: Session) -> float | None:
+    """Units per second, if all ranks' GPUs (like this one's) did nothing but the model's arithmetic; None: not known."""
+    if session.world.device.type != "cuda":
+        return None
+    peak, cost = flops.peak(torch.cuda.get_device_name(session.world.device)), session.task.flops(session.raw)
+    return session.world.world_size * peak / cost if peak and cost else None
 
 
 class Progress:
     """One epoch's display. Silent on other ranks than 0; the bar is silent where there is no terminal."""
 
     def __init__(self, session: Session, recorder: Recorder | None, position: Position) -> None:
-        self.session, self.recorder = session, recorder
+        self.session, self.recorder, self._speed_at_peak = session, recorder, _speed_at_peak(session)
         self._bar: tqdm[Any] | None = None
         self._start = position.used // session.batches.step_sequences
         self._end = self._start + min(session.steps_left(position), session.length.total_steps - position.step)
@@ -54,26 +66,29 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
 
-    def step(self, position: Position, loss: float, rate: float, norm: float, lap: tuple[float, float]) -> None:
+    def step(self, position: Position, report: StepReport, rate: float, norm: float, lap: tuple[float, float]) -> None:
         if not self.recorder:
             return
-        milliseconds, speed = lap
+        (milliseconds, speed), loss = lap, report.loss
         record = {"step": position.step, "epoch": position.epoch + 1, "loss": loss, "lr": rate, "grad_norm": norm}
-        self.recorder.write({**record, "tokens": position.tokens, "tokens_per_s": speed, "step_ms": milliseconds})
+        unit = self.session.task.unit
+        use = {unit: position.tokens, f"{unit}_per_s": speed, "step_ms": milliseconds}
+        ranks = {"own_ms": [round(share.own_ms, 3) for share in report.shares], "memory_bytes": [share.memory for share in report.shares]}
+        self.recorder.write({**record, **use, "mfu": self._speed_at_peak and speed / self._speed_at_peak, **ranks})
         if self._bar is not None:
             self._bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
             self._bar.update()
         if position.step == 1 or position.step % self.session.config.log_every == 0 or position.step == self.session.length.total_steps:
-            self._line(position, f"Loss: {loss:.4f}, LR: {rate:.2e}, {speed:.0f} tokens/s")
+            self._line(position, f"Loss: {loss:.4f}, LR: {rate:.2e}, {draw.amount(speed).replace(',', '')} {unit}/s")
 
-    def evaluation(self, position: Position, result: tuple[Score | None, float]) -> None:
-        score, seconds = result
-        if not self.recorder or score is None:
+    def evaluation(self, position: Position, result: tuple[Scores | None, float]) -> None:
+        scores, seconds = result
+        if not self.recorder or scores is None:
             return
-        record = {"step": position.step, "epoch": position.epoch + 1, "val_loss": score.loss, "val_bpb": score.bpb}
-        self.recorder.write({**record, "eval_ms": seconds * 1000})
-        self.session.run.event("eval", step=position.step, val_bpb=score.bpb)
-        self._line(position, f"Validation: {score.bpb:.4f} bits per byte")
+        found = {f"val_{name}": value for name, value in scores.items()}
+        self.recorder.write({"step": position.step, "epoch": position.epoch + 1, **found, "eval_ms": seconds * 1000})
+        self.session.run.event("eval", step=position.step, **found)
+        self._line(position, f"Validation: {self.session.task.shown(scores)}")
 
     def _line(self, position: Position, text: str) -> None:
         line = f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] Epoch: {position.epoch + 1}, Iter: {position.step}, {text}"

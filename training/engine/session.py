@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +16,33 @@ from training import console, heartbeat, rundir
 from training.config.batch import Batch
 from training.config.schema import Config
 from training.data.length import Length, plan_length
-from training.data.loader import Batches, TokenDataset, dataset
-from training.data.prepare import Prepared, content
-from training.data.tokenizer import Tokenizer, identity
-from training.data.tokenizer import of as tokenizer_of
+from training.data.loader import Batches
+from training.data.rows import Rows
 from training.distributed import World
 from training.engine import checkpoint, optim
-from training.engine.model import GPT, Frugal
 from training.engine.saver import PHASE, Saver
-from training.engine.shape import Shape
+from training.errors import Problem, UserError
+from training.tasks.base import Task
 from training.watch import budget
 
 
 @dataclass
 class Session:
-    """One rank's training: `raw` is the bare model, `model` what the loop calls (DDP around it when there are several ranks)."""
+    """One rank's training of a task: `raw` is the bare model, `model` what the loop calls (DDP around it when there are several
+    ranks)."""
 
     config: Config
     run: rundir.RunDir
     world: World
     batch: Batch
     length: Length
-    raw: GPT
+    task: Task
+    raw: torch.nn.Module
     weights: list[torch.nn.Parameter]  # of raw: walking through its modules at each step would cost as much as a small kernel
     model: torch.nn.Module
     optimizer: optim.Optimizers
     batches: Batches
-    validation: TokenDataset
-    tokenizer: Tokenizer
+    validation: Rows | None
     autocast: torch.autocast
     position: checkpoint.Position
     saver: Saver
@@ -76,21 +75,21 @@ class Session:
         self.saver.save(position, state, self.facts, required=required)
 
 
-def begin(plan: dict[str, Any], run: rundir.RunDir, world: World, data: Prepared) -> Session:
+def begin(plan: dict[str, Any], run: rundir.RunDir, world: World, task: Task) -> Session:
     """Build everything on this rank. The same seed on every rank; DDP copies rank 0's weights anyway."""
-    config, batch = Config(**plan["config"]), Batch(**plan["batch"])
+    config, batch = task.config, Batch(**plan["batch"])
     torch.manual_seed(config.seed)
-    shape = Shape(config.depth, data.vocab, config.max_seq_len)
-    frugal = Frugal(plan["activation_checkpointing"]["value"], plan["loss_chunks"]["value"])
-    raw = GPT(shape, frugal, config.dropout).to(world.device)
-    optimizer = optim.build(raw, config)
+    raw = task.model().to(world.device)
+    optimizer = task.optimizers(raw)
     facts: dict[str, Any] = {
-        "shape": asdict(shape),
-        "optimizer": config.optimizer,
+        "shape": {},
+        "data": {},
+        "tokenizer": None,
+        "task": plan["task"]["name"],
+        "optimizer": type(optimizer.parts[0]).__name__,
         "world_size": world.world_size,
-        "data": {"folder": Path(data.folder).name, "tokens_sha256": content(data)},
-        "tokenizer": identity(data),
         "run": run.name,
+        **task.facts(),
     }
     position = checkpoint.Position()
     loaded = checkpoint.latest(run.checkpoints)
@@ -98,42 +97,57 @@ def begin(plan: dict[str, Any], run: rundir.RunDir, world: World, data: Prepared
         position = loaded.position
         if not position.tokens:  # saved before that was counted
             position = replace(position, tokens=position.step * batch.total_tokens)
-        if loaded.manifest["data"]["tokens_sha256"] != facts["data"]["tokens_sha256"]:  # said when the data was prepared
+        if not task.same_data(loaded.manifest):  # said when the data was prepared
             position = replace(position, used=0)
-        raw.load_state_dict(loaded.state["model"])
-        optimizer.load_state_dict(loaded.state["optimizer"])
+        _load(raw, optimizer, loaded)
         _tell_resume(loaded, run, world)
+    train = task.rows("train")
+    assert train is not None
+    length = plan_length(config, batch, len(train), step=position.step, epoch=position.epoch, used=position.used)
+    if length is None:
+        what = f"the training data has {len(train)} {task.unit}; one step needs {batch.total_tokens} ({batch.sentence(task.unit)})"
+        raise UserError(Problem(what, "more data, or a smaller batch", ["--device_batch_size=1"]), said_by_another=world.rank != 0)
     batches = Batches(
-        dataset(data, "train", config.max_seq_len),
+        train,
         batch,
         rank=world.rank,
         seed=config.seed,
         workers=config.num_workers,
         persistent=config.persistent_workers,
-        device=world.device,
+        arrive=task.arrive,
     )
-    model = _wrap(raw, plan, world)
+    model = _wrap(raw, task, plan, world)
     autocast = torch.autocast(world.device.type, torch.bfloat16, enabled=plan["precision"]["value"] == "bf16")
     if world.world_size > 2:
-        _settle_buckets(model, autocast, optimizer, shape, batch)
+        _settle_buckets(model, task, autocast, optimizer, train, batch)
     return Session(
         config=config,
         run=run,
         world=world,
         batch=batch,
-        length=plan_length(config, batch, data, step=position.step, epoch=position.epoch, used=position.used),
+        length=length,
+        task=task,
         raw=raw,
         weights=list(raw.parameters()),
         model=model,
         optimizer=optimizer,
         batches=batches,
-        validation=dataset(data, "val", config.max_seq_len),
-        tokenizer=tokenizer_of(data),
+        validation=task.rows("val"),
         autocast=autocast,
         position=position,
         saver=_saver(run, config),
         facts=facts,
     )
+
+
+def _load(raw: torch.nn.Module, optimizer: optim.Optimizers, loaded: checkpoint.Loaded) -> None:
+    """Raises UserError when the checkpoint is of another model."""
+    try:
+        raw.load_state_dict(loaded.state["model"])
+        optimizer.load_state_dict(loaded.state["optimizer"])
+    except (RuntimeError, ValueError) as error:
+        what = f"the checkpoint {loaded.path} is of another model: {' '.join(str(error).split())[:300]}"
+        raise UserError(Problem(what, "the same model as when it was saved")) from error
 
 
 def _saver(run: rundir.RunDir, config: Config) -> Saver:
@@ -147,9 +161,9 @@ def _saver(run: rundir.RunDir, config: Config) -> Saver:
     return Saver(run.checkpoints, config.keep_checkpoints, saved, warned)
 
 
-def _wrap(raw: GPT, plan: dict[str, Any], world: World) -> torch.nn.Module:
+def _wrap(raw: torch.nn.Module, task: Task, plan: dict[str, Any], world: World) -> torch.nn.Module:
     if plan["compile"]["value"]:
-        raw.compile_parts()
+        task.compile(raw)
         if world.rank == 0:
             console.info("the first step compiles the model: some ten seconds, less when torch has it in its cache")
     if world.world_size == 1:
@@ -157,28 +171,36 @@ def _wrap(raw: GPT, plan: dict[str, Any], world: World) -> torch.nn.Module:
     return DistributedDataParallel(
         raw,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
-        **_no_buffer_broadcast(),
+        **_buffers(raw),
         find_unused_parameters=plan["config"]["find_unused_parameters"],
         static_graph=plan["static_graph"]["value"],
         gradient_as_bucket_view=True,
     )
 
 
-def _settle_buckets(model: torch.nn.Module, autocast: torch.autocast, optimizer: optim.Optimizers, shape: Shape, batch: Batch) -> None:
+def _settle_buckets(
+    model: torch.nn.Module, task: Task, autocast: torch.autocast, optimizer: optim.Optimizers, train: Rows, batch: Batch
+) -> None:
     """DDP lays out its buckets anew after the first backward pass, which changes the order of sums over more than two ranks. A
     pass that counts for nothing brings the layout of all later steps at once: a resumed run sums as one that never stopped."""
     heartbeat.current.beat("first pass")
-    tokens = torch.zeros(batch.device_sequences, shape.max_seq_len, dtype=torch.int64, device=next(model.parameters()).device)
+    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]  # batch norm counts every pass
+    some = task.arrive(train.rows([0] * batch.device_sequences))
     with autocast:
-        loss = model(tokens, tokens)
+        loss = task.loss(model, some)
     loss.backward()
     optimizer.zero_grad()
+    with torch.no_grad():
+        for buffer, before in kept:
+            buffer.copy_(before)
 
 
-def _no_buffer_broadcast() -> dict[str, Any]:
-    """Buffers are constants here; torch 2.13 renamed the argument and warns about the old name."""
+def _buffers(raw: torch.nn.Module) -> dict[str, Any]:
+    """Rank 0's buffers go to all where they are state that a step changes (batch norm); constants stay. torch 2.13 renamed the argument
+    and warns about the old name."""
     names = inspect.signature(DistributedDataParallel.__init__).parameters
-    return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}
+    state = raw.state_dict().keys() & {name for name, _ in raw.named_buffers()}
+    return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": bool(state)}
 
 
 def _tell_resume(loaded: checkpoint.Loaded, run: rundir.RunDir, world: World) -> None:

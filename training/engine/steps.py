@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 from dataclasses import dataclass
 from types import FrameType
@@ -14,7 +15,9 @@ from training.distributed import World
 from training.errors import Exit
 
 STOP_SIGNALS = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.PREEMPTED, signal.SIGUSR1: Exit.PREEMPTED}
-NO_CHECKSUM = -1.0
+NO_CHECKSUM = NO_MEMORY = -1.0
+# To ask torch for the peak of its GPU memory takes some ten microseconds; the kernel tells the resident set in two.
+GPU_MEMORY_EVERY = 10  # steps
 
 
 class StopRequest:
@@ -33,13 +36,24 @@ class StopRequest:
 
 
 @dataclass(frozen=True)
+class Work:
+    """What this rank has done before the ranks wait for each other: fetch and forward of all micro-batches."""
+
+    loss: torch.Tensor  # mean of its sequences, nats per token
+    sequences: int
+    own_ms: float  # not waiting for others; on a GPU, until the work is in its queue
+
+
+@dataclass(frozen=True)
 class Share:
     """One rank's part of a step. `checksum` of its parameters before the step, or NO_CHECKSUM when it was not asked for."""
 
     step: int
     sequences: int
-    loss: float  # mean of its sequences, nats per token
+    loss: float  # as in Work
     checksum: float
+    own_ms: float = 0.0
+    memory: int | None = None  # bytes: the peak of what torch has allocated on its GPU, or the resident set; None: not known
 
 
 @dataclass(frozen=True)
@@ -61,18 +75,19 @@ class StepExchange:
     without another collective. float64: a checksum of 48 bits is exact.
     """
 
-    SLOTS = 4
+    SLOTS = 6
 
     def __init__(self, world: World) -> None:
-        self.world = world
+        self.world, self._memory = world, Memory(world.device)
         self._work: dist.Work | None = None
         self._values = torch.zeros(self.SLOTS * world.world_size + 2, dtype=torch.float64, device=world.device)
 
-    def start(self, step: int, sequences: int, loss: torch.Tensor, checksum: torch.Tensor | None, stop: int) -> None:
+    def start(self, step: int, work: Work, checksum: torch.Tensor | None, stop: int) -> None:
         self._values = torch.zeros_like(self._values)
         own = self._values[self.SLOTS * self.world.rank :]
-        own[0], own[1], own[2] = float(step), float(sequences), loss
+        own[0], own[1], own[2] = float(step), float(work.sequences), work.loss
         own[3] = NO_CHECKSUM if checksum is None else checksum
+        own[4], own[5] = work.own_ms, self._memory.now()
         self._values[-2 if stop == Exit.PREEMPTED else -1] = float(stop != 0)
         if self.world.world_size > 1:
             self._work = dist.all_reduce(self._values, async_op=True)
@@ -82,9 +97,37 @@ class StepExchange:
             self._work.wait()
         *slots, preempted, interrupted = self._values.tolist()
         rows = [slots[i : i + self.SLOTS] for i in range(0, len(slots), self.SLOTS)]
-        shares = [Share(_whole(step), _whole(sequences), loss, checksum) for step, sequences, loss, checksum in rows]
+        shares = [
+            Share(_whole(step), _whole(count), loss, checksum, own_ms, _memory(memory))
+            for step, count, loss, checksum, own_ms, memory in rows
+        ]
         stop = Exit.INTERRUPTED if interrupted else Exit.PREEMPTED if preempted else Exit.DONE
         return StepReport(shares, int(stop))
+
+
+class Memory:
+    """What this rank holds, in bytes, without waiting for its GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self._asked, self._last = device, 0, NO_MEMORY
+        self._page = os.sysconf("SC_PAGE_SIZE")
+        try:
+            self._file = -1 if device.type == "cuda" else os.open("/proc/self/statm", os.O_RDONLY)
+        except OSError:  # no /proc
+            self._file = -1
+
+    def now(self) -> float:
+        """Of a GPU the value may be some steps old. NO_MEMORY: not known."""
+        if self._file >= 0:
+            return float(int(os.pread(self._file, 64, 0).split()[1]) * self._page)
+        if self.device.type == "cuda" and (self._asked < 2 or self._asked % GPU_MEMORY_EVERY == 0):  # the first has no optimizer state
+            self._last = float(torch.cuda.max_memory_allocated(self.device))
+        self._asked += 1
+        return self._last
+
+
+def _memory(value: float) -> int | None:
+    return None if value == NO_MEMORY else _whole(value)
 
 
 def _whole(value: float) -> int:

@@ -11,21 +11,22 @@ import gc
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from training import heartbeat
-from training.data.loader import Pair
 from training.data.order import mix
 from training.distributed import barrier
-from training.engine import inspection, optim
+from training.engine import inspection
 from training.engine.checkpoint import Position
-from training.engine.evaluate import PHASE, Score, evaluate
+from training.engine.evaluate import PHASE, Scores, evaluate
 from training.engine.progress import Progress, Stopwatch
 from training.engine.record import Recorder
 from training.engine.session import Session
-from training.engine.steps import StepExchange, StopRequest
+from training.engine.steps import StepExchange, StopRequest, Work
 from training.errors import Exit
+from training.inspection.checksum import checksum as checksum_of
 
 
 def train(session: Session, recorder: Recorder | None, stop: StopRequest) -> tuple[Position, Exit]:
@@ -46,11 +47,11 @@ def train(session: Session, recorder: Recorder | None, stop: StopRequest) -> tup
             while position.step < total and session.steps_left(position) and code == Exit.DONE:
                 begun, number = position, position.step + 1
                 pulse.step = number
-                rate = session.optimizer.schedule(position.step, optim.multiplier(position.step, total, config))
-                loss, sequences = forward_backward(session, batches, position)
+                rate = session.optimizer.schedule(position.step, session.task.rate(position.step, total))
+                work = forward_backward(session, batches, position)
                 pulse.beat("reduce")
-                checksum = inspection.checksum(session.raw) if inspected(config.inspect_every, number) else None
-                exchange.start(number, sequences, loss, checksum, stop.code)
+                checksum = checksum_of(session.raw) if inspected(config.inspect_every, number) else None
+                exchange.start(number, work, checksum, stop.code)
                 norm = clip(session)
                 pulse.beat("optimizer")
                 session.optimizer.step()
@@ -61,7 +62,7 @@ def train(session: Session, recorder: Recorder | None, stop: StopRequest) -> tup
                 inspection.look(session, report, begun, float(norm))
                 used, tokens = begun.used + session.batches.step_sequences, begun.tokens + session.batch.total_tokens
                 position = Position(number, begun.epoch, used, tokens)
-                progress.step(position, report.loss, rate, float(norm), watch.lap())
+                progress.step(position, report, rate, float(norm), watch.lap())
                 done = number == total
                 code = Exit.DONE if done else Exit(report.stop)  # who asks to stop after the last step gets what he wants
                 # Before the checkpoint: killed between the two, a resumed run would never make up for it.
@@ -87,7 +88,7 @@ def inspected(every: int, step: int) -> bool:
     return due(every, step) or (every > 0 and step == 1)
 
 
-def begin_epoch(session: Session, position: Position) -> Iterator[Pair]:
+def begin_epoch(session: Session, position: Position) -> Iterator[Any]:
     """Steps 1 to 4 of the protocol."""
     pulse, number = heartbeat.current, position.epoch + 1
     pulse.epoch = number
@@ -104,26 +105,28 @@ def begin_epoch(session: Session, position: Position) -> Iterator[Pair]:
     return batches
 
 
-def forward_backward(session: Session, batches: Iterator[Pair], position: Position) -> tuple[torch.Tensor, int]:
-    """The micro-batches of one optimizer step; returns this rank's mean loss and number of sequences."""
-    pulse, steps = heartbeat.current, session.batch.accumulation
-    if session.config.dropout:
+def forward_backward(session: Session, batches: Iterator[Any], position: Position) -> Work:
+    """The micro-batches of one optimizer step. In a backward pass the ranks wait for each other, so it counts for nobody."""
+    pulse, task, steps = heartbeat.current, session.task, session.batch.accumulation
+    if task.random:
         # From (seed, step, rank) alone: a resumed run drops the same, and ranks drop differently.
         torch.manual_seed(mix(mix(session.config.seed + position.step) + session.world.rank))
-    total, sequences = torch.zeros(()), 0
+    total, sequences, own_s = torch.zeros(()), 0, 0.0
     for micro in range(steps):
         pulse.beat("fetch")
-        inputs, targets = next(batches)
-        sequences += len(inputs)
+        begun = time.perf_counter()
+        batch = next(batches)
+        sequences += task.count(batch)
         with session.accumulate(last=micro == steps - 1):
             pulse.beat("forward")
             with session.autocast:
-                loss = session.model(inputs, targets)
+                loss = task.loss(session.model, batch)
+            own_s += time.perf_counter() - begun
             pulse.beat("backward")
             loss = loss / steps if steps > 1 else loss
             loss.backward()
         total = total + loss.detach() if micro else loss.detach()
-    return total, sequences
+    return Work(total, sequences, own_s * 1000)
 
 
 def clip(session: Session) -> torch.Tensor:
@@ -132,7 +135,7 @@ def clip(session: Session) -> torch.Tensor:
     return torch.nn.utils.clip_grad_norm_(session.weights, limit)
 
 
-def validate(session: Session) -> tuple[Score | None, float]:
+def validate(session: Session) -> tuple[Scores | None, float]:
     """(score, seconds); every rank takes part."""
     heartbeat.current.beat(PHASE)
     started = time.perf_counter()

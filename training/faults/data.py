@@ -22,8 +22,8 @@ def nan(here: Here) -> None:
     from torch.nn.modules.module import register_module_forward_hook
 
     def no_number(module: Any, inputs: Any, output: Any) -> Any:
-        if not isinstance(output, torch.Tensor) or output.dim():
-            return None
+        if not isinstance(output, torch.Tensor) or not output.is_floating_point():
+            return None  # whichever it is of the model's parts: NaN goes through all that follows
         handle.remove()
         return output * float("nan")
 
@@ -33,23 +33,33 @@ def nan(here: Here) -> None:
 @fault("fetch")
 def empty(here: Here) -> None:
     """its next micro-batch has no sequences"""
-    from training.data import loader
+    from training.data import tokens
+    from training.tasks import base
 
-    whole = loader.pair
+    pair, moved = tokens.pair, base.moved
 
-    def nothing(rows: Any) -> Any:
-        loader.pair = whole
-        return whole(rows[:0])
+    def restored() -> None:
+        tokens.pair, base.moved = pair, moved
 
-    loader.pair = nothing
+    def no_pair(rows: Any) -> Any:
+        restored()
+        return pair(rows[:0])
+
+    def none_moved(batch: Any, device: Any) -> Any:
+        restored()
+        return base.mapped(moved(batch, device), lambda tensor: tensor[:0])
+
+    tokens.pair, base.moved = no_pair, none_moved
 
 
 @fault(CREATING)
 def no_data(here: Here) -> None:
     """its dataset has no sequences at all"""
-    from training.data.loader import TokenDataset
+    from training.data.tokens import TokenDataset
+    from training.tasks.base import Samples
 
-    TokenDataset.__len__ = lambda self: 0  # type: ignore[method-assign]
+    for kind in (TokenDataset, Samples):
+        kind.__len__ = lambda self: 0  # type: ignore
 
 
 # ---- resources

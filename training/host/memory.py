@@ -1,6 +1,6 @@
 """Memory of one rank before anything runs, by formula.
 
-The constants are those of our model (training/engine/model.py): counted from the tensors that autograd keeps, and compared
+The constants are those of our model (training/tasks/gpt/model.py): counted from the tensors that autograd keeps, and compared
 with fake tensors and with real runs; docs/memory.md has the figures, `python -m benchmarks.memory` measures them again.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from training.engine.shape import Shape
+from training.tasks.gpt.shape import Shape
 
 GIB = 1 << 30
 # What the authors of the original dual-GPU configs promise for 2 × 32 GB, in GB, printed beside our estimate.
@@ -33,7 +33,7 @@ class Load:
     compiled: bool
     cuda: bool = True
     muon: bool = True  # for the blocks' matrices; False: AdamW
-    ranks: int = 1  # that share Muon's state (training/engine/optim.py)
+    ranks: int = 1  # that share Muon's state (training/tasks/gpt/optim.py)
     blocks: int = 0  # checkpointed
     chunks: int = 1  # of the loss
     total_tokens: int = 0  # of an optimizer step, all ranks; 0: of one micro-batch

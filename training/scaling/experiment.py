@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from training import plan as planner
+from training import tasks
+from training.asked import QUICKSTART, ROOT
 from training.config import batch, files, flags, resolve
 from training.config.schema import FIELDS, Config, kind
 from training.errors import Exit, Problem, UserError
 from training.host import gpus, variables
-from training.request import QUICKSTART, ROOT
 from training.scaling.options import COMMAND, Options
 
 SCRIPT = "launch_train.sh"
@@ -31,6 +32,7 @@ FIXED: dict[str, str] = {
     "save_every": "0",
     "keep_checkpoints": "1",
     "tensorboard": "false",
+    "report": "false",
     "use_dummy_wandb": "true",
     "resume": "",
     "run_name": "",
@@ -96,6 +98,8 @@ def prepare(options: Options, environ: Mapping[str, str]) -> Experiment:
         args = without(args, "dry_run")
     values, _ = files.load(Path(os.path.expanduser(given[0] if given else str(ROOT / QUICKSTART))))  # noqa: PTH111 – as in training.request
     resolved = resolve.resolve(line, values, environ)
+    if (task := resolved.config.task) != tasks.GPT:
+        raise UserError(Problem(f"task is {task!r} ({resolved.origins['task']}): scaling is measured for {tasks.GPT}", tasks.GPT))
     ranks = options.ranks or default_ranks(resolved.config.device, environ)
     # As variables, so that the commands which the plan suggests hold only what the user typed.
     fixed = FIXED | {"num_iterations": "1", "out_dir": tempfile.gettempdir(), "run_name": f"scaling-{os.getpid()}"}

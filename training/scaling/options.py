@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from training.asked import MAX_RANKS
 from training.config import flags
 from training.config.schema import FIELDS
 from training.errors import Problem
-from training.request import MAX_RANKS
 
 COMMAND = "python -m training.scaling"
 OWN = {"ranks": True, "steps": True, "rounds": True, "json": False, "help": False}  # does it take a value?

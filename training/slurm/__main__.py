@@ -19,7 +19,6 @@ import sys
 from pathlib import Path
 
 from training import console, rundir
-from training.config import batch
 from training.errors import Exit, Problem, UserError
 from training.request import Request
 from training.slurm import freeze, job, options, snapshot
@@ -28,19 +27,17 @@ from training.slurm.freeze import Frozen
 
 def _dry_run(request: Request, line: options.Line, nodes: int, ranks: int, code: Path) -> str:
     """What would be submitted."""
-    frozen, config = Frozen(code), request.config
-    size = config.device_batch_size
-    split = None if isinstance(size, str) else batch.split(size, config.max_seq_len, request.ranks, config.total_batch_size)
-    width = max(map(len, request.origins))
+    frozen, split, values = Frozen(code), request.batch, request.values() | request.options
+    width, batch = max(map(len, values)), f"; batch: {split.sentence(request.kind.unit)}" if split else ""
     return "\n".join(
         [
             "Submission (dry run: nothing is submitted, nothing was written)",
             "",
             f"  {shlex.join(freeze.sbatch(frozen, request, line))}",
-            f"  {nodes} node{'s' if nodes > 1 else ''} × {ranks} ranks" + (f"; batch: {split.sentence()}" if split else ""),
+            f"  {nodes} node{'s' if nodes > 1 else ''} × {ranks} ranks" + batch,
             "",
             "Configuration",
-            *(f"  {n:<{width}}  {getattr(config, n)!r:<14}  {o.removeprefix('from ')}" for n, o in request.origins.items()),
+            *(f"  {n:<{width}}  {value!r:<14}  {request.origins[n].removeprefix('from ')}" for n, value in values.items()),
         ]
     )
 

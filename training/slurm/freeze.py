@@ -15,16 +15,16 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from training import rundir
+from training.asked import QUICKSTART, ROOT, command
 from training.config import flags
 from training.config.schema import FIELDS, of_the_run
 from training.errors import Problem, UserError
 from training.launch import mode
-from training.request import QUICKSTART, ROOT, Request, command, read
+from training.request import Request, read
 from training.slurm import options, snapshot
 
 LAUNCHER = "launch_train.sh"
@@ -171,7 +171,9 @@ def _plan(frozen: Frozen, request: Request, line: options.Line, ranks: int) -> d
         "created": time.time(),
         "command": {"script": options.SCRIPT, "args": [*line.typed, *line.training], "cwd": os.getcwd()},
         "config_file": str(request.config_file) if request.config_file else None,
-        "config": asdict(request.config),
+        "task": request.kind.record(request.options),
+        "config": request.values(),
+        "login_file": request.login_file(),
         "origins": request.origins,
         "ranks": ranks,
         "run_name": frozen.run.name,
@@ -182,8 +184,10 @@ def _plan(frozen: Frozen, request: Request, line: options.Line, ranks: int) -> d
 def _flags(request: Request, line: options.Line) -> list[str]:
     """What each start of the job says beside --resume: what a resumed run does not keep, or is asked to do otherwise."""
     if request.resume_from:
-        said = flags.parse(line.training).flags
-        chosen = {n: text for n, (text, _) in said.items() if n in FIELDS and n not in ("resume", "run_name", "out_dir", "log_dir")}
+        said = flags.parse(line.training, request.kind.fields).flags
+        chosen = {
+            n: text for n, (text, _) in said.items() if n in request.kind.fields and n not in ("resume", "run_name", "out_dir", "log_dir")
+        }
     else:
         config = request.config
         launch = [n for n in FIELDS if FIELDS[n].metadata["group"] == "launch" and not of_the_run(n)]

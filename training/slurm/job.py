@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from training import console, rundir
+from training.asked import command
 from training.engine import manifest
 from training.errors import EXIT_MEANING, Exit
-from training.request import command
 from training.slurm import options
 from training.slurm.freeze import LAUNCHER, Frozen
 

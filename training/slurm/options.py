@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from training.asked import MAX_RANKS, QUICKSTART
 from training.config.flags import ACTIONS, suggest
 from training.config.schema import FIELDS, kind
 from training.errors import Problem
-from training.request import MAX_RANKS, QUICKSTART
 
 SCRIPT = "submit_job.sh"
 RANKS, MORE = "ranks-per-node", "sbatch"

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from training.config import option_file
+
 # Environments, results and prepared texts, folders or links to another disk, which git would take for code.
 NO_CODE = {".venv", ".tools", "experiments", "logs", "data"}
 # A file beyond this that git does not know is data that somebody put into the project.
@@ -54,6 +56,8 @@ def take(root: Path, target: Path, without: Iterable[Path] = ()) -> Code:
             continue  # results; a file that was just deleted; the folder of a submodule
         if name not in tracked and source.lstat().st_size > LARGEST_UNTRACKED:
             left_out.append(name)
+            continue
+        if source.suffix == ".json" and option_file.api_key(source):  # the plan knows where it lies
             continue
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source, target / name, follow_symlinks=False)

@@ -83,6 +83,7 @@ def at_every_start(facts: Facts) -> list[Check]:
 
 def only_in_check(facts: Facts) -> list[Check]:
     """A second at most: what reads many files, asks the network or questions the driver at length."""
+    from training.config import option_file
     from training.host.preflight import inputs, surroundings, versions
 
     request, several = facts.request, facts.request.local_ranks != facts.request.ranks
@@ -94,5 +95,6 @@ def only_in_check(facts: Facts) -> list[Check]:
         checks += gpu_health.kernels(facts.machine.gpus[: request.gpu_ranks], facts.torch, request)
     checks += [surroundings.host_name(several), surroundings.clock()]
     if isinstance(request, Request):
-        checks += [inputs.data(request.source.files, request.config.data), inputs.wandb(request.config)]
+        checks += [inputs.data(request.source.files, request.config.data)] if request.source else []
+        checks.append(inputs.wandb(request.config, option_file.api_key(request.config_file) if request.config_file else None))
     return [*checks, versions.check(facts.torch, facts.machine)]

@@ -9,14 +9,6 @@ from typing import Any
 
 from training.host.gpus import Gpu, ask
 
-# Bits of the driver's reasons for low clocks that mean trouble; idle, power cap and fixed clocks are normal.
-BY_HARDWARE = 0x08  # set beside a bit that says why, on cards that know it
-SLOWDOWNS = {
-    BY_HARDWARE: "slowed down by the hardware",
-    0x20: "slowed down for heat (driver)",
-    0x40: "slowed down for heat (hardware)",
-    0x80: "slowed down by the power supply's brake",
-}
 WHERE = {
     0: "on one board",
     10: "on one PCIe switch",
@@ -71,25 +63,22 @@ def look(gpus: Sequence[Gpu]) -> tuple[list[State], list[Pair]]:
     except pynvml.NVMLError:  # gpus.look() has said so
         return [], []
     try:
-        handles = {g.index: handle for g in gpus if (handle := ask(pynvml.nvmlDeviceGetHandleByIndex, g.index)) is not None}
-        states = [_state(pynvml, index, handle) for index, handle in handles.items()]
+        handles = {g: handle for g in gpus if (handle := ask(pynvml.nvmlDeviceGetHandleByIndex, g.index)) is not None}
+        states = [_state(pynvml, gpu, handle) for gpu, handle in handles.items()]
         order = list(handles)
-        pairs = [_pair(pynvml, a, b, handles[a], handles[b]) for n, a in enumerate(order) for b in order[n + 1 :]]
+        pairs = [_pair(pynvml, a.index, b.index, handles[a], handles[b]) for n, a in enumerate(order) for b in order[n + 1 :]]
     finally:
         pynvml.nvmlShutdown()
     return states, pairs
 
 
-def _state(pynvml: Any, index: int, handle: Any) -> State:
-    reasons = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
-    if reasons is None:  # the name that drivers before 535 know
-        reasons = ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+def _state(pynvml: Any, gpu: Gpu, handle: Any) -> State:
     rows = ask(pynvml.nvmlDeviceGetRemappedRows, handle)
     pages = ask(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle) if rows is None else None  # cards before Ampere
     persistent = ask(pynvml.nvmlDeviceGetPersistenceMode, handle)
     return State(
-        index=index,
-        slowdowns=None if reasons is None else slowdowns(reasons),
+        index=gpu.index,
+        slowdowns=gpu.slowdowns,
         uncorrected_errors=ask(
             pynvml.nvmlDeviceGetTotalEccErrors, handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
         ),
@@ -102,13 +91,6 @@ def _state(pynvml: Any, index: int, handle: Any) -> State:
         persistent=None if persistent is None else bool(persistent),
         nvlinks=_nvlinks(pynvml, handle),
     )
-
-
-def slowdowns(reasons: int) -> tuple[str, ...]:
-    found = {bit: text for bit, text in SLOWDOWNS.items() if reasons & bit}
-    if len(found) > 1:
-        found.pop(BY_HARDWARE, None)
-    return tuple(found.values())
 
 
 def _nvlinks(pynvml: Any, handle: Any) -> int | None:

@@ -53,13 +53,14 @@ def _problem(file: Path) -> str:
     return f"not a {file.suffix} file" if begin else "empty"
 
 
-def wandb(config: Config) -> Check:
-    """What will happen with W&B. Whether there is a login is known; the key itself is nobody's business."""
+def wandb(config: Config, key: str | None = None) -> Check:
+    """What will happen with W&B. Whether there is a login is known; the key itself is nobody's business. `key`: of the config file."""
     from training.engine.record import wandb_mode
 
-    mode, reason = wandb_mode(config)
-    logged_in = wandb_mode(replace(config, use_dummy_wandb=False, wandb_mode="auto"))[0] == "online"
-    login = "login by WANDB_API_KEY" if os.environ.get("WANDB_API_KEY") else "login in ~/.netrc"
+    mode, reason = wandb_mode(config, key)
+    logged_in = wandb_mode(replace(config, use_dummy_wandb=False, wandb_mode="auto"), key)[0] == "online"
+    by_file = "key in the config file" if key else "login in ~/.netrc"
+    login = "login by WANDB_API_KEY" if os.environ.get("WANDB_API_KEY") else by_file
     if mode == "disabled":
         return Check("W&B", OK, f"not used: {reason}")
     if importlib.util.find_spec("wandb") is None:

@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from training.asked import ROOT
 from training.host import network
 from training.host.preflight.report import OK, WARNING, Check
-from training.request import ROOT
 
 NAME_LIMIT_S = 1.0
 SLOW_NAME_S = 0.3

@@ -37,3 +37,13 @@ class Shape:
     @property
     def weights(self) -> int:
         return self.depth * self.block_weights + 2 * self.vocab * self.width
+
+
+def flops_per_token(shape: Shape) -> int:
+    """Operations of forward and backward pass for one token: 6N + 12·L·H·Q·T (PaLM, arXiv:2204.02311, appendix B).
+
+    N: weights that are multiplied, so without the embedding, which is only looked up (as nanochat counts). The second term is
+    attention, as if every token saw the whole context. What is computed again to save memory does not count.
+    """
+    multiplied = shape.weights - shape.vocab * shape.width
+    return 6 * multiplied + 12 * shape.depth * shape.width * shape.max_seq_len  # H·Q is the width

@@ -1,0 +1,101 @@
+"""A task of one's own under the real launcher: the example of the documentation, with workers, through many epochs, killed and resumed."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.e2e.conftest import Launched
+
+Launch = Callable[..., Launched]
+EXAMPLE = ROOT / "examples/spirals.py"
+SMALL = {
+    "task": "examples/spirals.py",
+    "device": "cpu",
+    "device_batch_size": 16,
+    "points": 256,
+    "eval_every": 0,
+    "use_dummy_wandb": True,
+    "tensorboard": False,
+    "report": False,
+}
+
+
+@pytest.fixture
+def task(launch: Launch) -> Callable[..., Launched]:
+    def start(ranks: int = 2, **flags: object) -> Launched:
+        return launch("./launch_train.sh", str(ranks), tiny=False, **SMALL | flags)
+
+    return start
+
+
+def test_the_documentation_shows_the_example_as_it_is() -> None:
+    shown = re.search(r"```python\n(.*?)```", (ROOT / "docs/tasks.md").read_text(), re.DOTALL)
+    assert shown and shown[1] == EXAMPLE.read_text()
+    assert len(EXAMPLE.read_text().splitlines()) < 100
+
+
+def test_the_example_trains_as_the_documentation_says(launch: Launch) -> None:
+    command = re.search(r"^\./launch_train\.sh 2 --task=.*$", (ROOT / "docs/tasks.md").read_text(), re.MULTILINE)
+    assert command
+    run = launch(*command[0].split(), tiny=False, report=True).ok()
+    assert run.summary["val_accuracy_last"] > 0.95 > run.summary["val_accuracy_first"]
+    assert run.summary["samples"] == 620 * 128 and "samples/s" in run.output and "tokens" not in run.output
+    assert (run.run.samples / "belief.png").read_bytes().startswith(b"\x89PNG") and b"belief" in run.run.report.read_bytes()
+
+
+def test_options_come_from_a_config_file_and_stay_when_resumed(task: Callable[..., Launched], launch: Launch, tmp_path: Path) -> None:
+    config = tmp_path / "narrow.py"
+    config.write_text('task = "examples/spirals.py"\nwidth = 12\npoints = 128\n')
+    run = task(config=config, task=None, points=None, num_iterations=6, save_every=3).ok()
+    parameters = 2 * 12 + 12 + 12 * 12 + 12 + 12 * 2 + 2
+    assert run.summary["parameters"] == parameters and run.summary["steps"] == 6
+    again = launch("./launch_train.sh", "2", tiny=False, resume=run.run.name, num_iterations=9).ok()
+    assert again.summary["parameters"] == parameters and again.summary["steps"] == 9
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_run_that_was_killed_goes_on_as_if_nothing_had_been(task: Callable[..., Launched], launch: Launch, persistent: bool) -> None:
+    settings = {"num_epochs": 6, "save_every": 5, "num_workers": 1, "persistent_workers": persistent, "log_every": 1}
+    whole = task(**settings).ok()
+    cut = task(**settings)
+    cut.wait_for("Epoch: 3, Iter: 18,")
+    cut.process.send_signal(signal.SIGKILL)
+    cut.wait()
+    resumed = launch("./launch_train.sh", "2", tiny=False, resume=cut.run.name).ok()
+    assert resumed.losses == whole.losses and len(whole.losses) == 48
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_hundreds_of_epochs(task: Callable[..., Launched], ranks: int, persistent: bool) -> None:
+    """Each switch ends and starts workers, or goes on with those that are there, on every rank."""
+    run = task(ranks, points=32 * ranks, num_epochs=200, num_workers=1, persistent_workers=persistent, log_every=1000).ok()
+    assert run.summary["steps"] == 400 and run.steps[400]["epoch"] == 200
+
+
+def test_an_error_of_the_task_is_told_with_its_line(task: Callable[..., Launched], tmp_path: Path) -> None:
+    own = tmp_path / "my_task.py"
+    own.write_text(EXAMPLE.read_text().replace("points, label = batch\n", "points, label = batch[:3]\n        undefined_name\n", 1))
+    run = task(task=own, num_iterations=3)
+    assert run.wait() == 4
+    assert "undefined_name" in run.failure["summary"] and str(own) in run.failure["where"]
+    assert "Traceback" not in run.output
+
+
+def test_a_rank_that_draws_nothing_is_named(task: Callable[..., Launched]) -> None:
+    run = task(num_iterations=8, inject="empty@rank=1,step=3")
+    assert run.wait() == 4
+    assert run.failure["rank"] == 1 and "empty batch" in run.failure["summary"]
+
+
+def test_data_that_is_too_small_is_refused_without_a_traceback(task: Callable[..., Launched]) -> None:
+    run = task(points=16)
+    assert run.wait() == 2
+    assert "the training data has 16 samples; one step needs 32" in run.output and "Traceback" not in run.output

@@ -1,0 +1,87 @@
+"""What share of the GPUs' arithmetic a training uses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from training.distributed import World
+from training.engine import flops
+from training.engine.progress import _speed_at_peak
+from training.tasks.gpt.model import GPT
+from training.tasks.gpt.shape import Shape, flops_per_token
+
+
+@pytest.mark.parametrize("shape", [Shape(2, 256, 64), Shape(4, 500, 96)])
+def test_the_formula_is_what_torch_counts(shape: Shape) -> None:
+    """Multiplications of matrices in a forward and a backward pass, attention not split into tiles."""
+    model, sequences = GPT(shape), 3
+    tokens = torch.randint(shape.vocab, (sequences, shape.max_seq_len))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(tokens, tokens).backward()
+    counted = counter.get_total_flops() / tokens.numel()
+    assert counted == pytest.approx(flops_per_token(shape), rel=0.01)
+
+
+def test_the_embedding_is_looked_up_and_not_multiplied() -> None:
+    small, large = Shape(2, 256, 64), Shape(2, 512, 64)
+    assert flops_per_token(large) - flops_per_token(small) == 6 * 256 * small.width, "the head alone"
+
+
+@pytest.mark.parametrize(
+    ("name", "tera"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.5),
+        ("NVIDIA H100 PCIe", 756.5),
+        ("NVIDIA H100 NVL", 835.5),
+        ("NVIDIA H200", 989.5),
+        ("NVIDIA GH200 480GB", 989.5),
+        ("NVIDIA H20", 148.0),
+        ("NVIDIA A100-SXM4-40GB", 312.0),
+        ("NVIDIA A100-PCIE-40GB", 312.0),
+        ("NVIDIA A100 80GB PCIe", 312.0),
+        ("NVIDIA A800-SXM4-80GB", 312.0),
+        ("NVIDIA L40S", 362.0),
+        ("NVIDIA L4", 121.0),
+        ("NVIDIA GeForce RTX 5090", 209.5),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA GeForce RTX 3090", 71.0),
+    ],
+)
+def test_known_gpus(name: str, tera: float) -> None:
+    assert flops.peak(name) == pytest.approx(tera * 1e12)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA A100"),
+        *("Tesla V100-SXM2-32GB", "Tesla T4", "AMD Instinct MI300X", "", "-"),
+    ],
+)
+def test_of_others_nothing_is_claimed(name: str) -> None:
+    assert flops.peak(name) is None
+
+
+def test_all_ranks_gpus_together_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape(12, 8192, 1536)
+
+    def session(device: str) -> Any:
+        task, raw = SimpleNamespace(flops=lambda model: flops_per_token(model.shape)), SimpleNamespace(shape=shape)
+        return SimpleNamespace(world=World(0, 0, 2, torch.device(device), "nccl", "-"), raw=raw, task=task)
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
+    # 12 blocks of 7.1 M weights and a head of 6.3 M; attention 12 · 12 · 768 · 1536.
+    assert flops_per_token(shape) == 6 * (12 * (4 * 768**2 + 3 * 768 * 2048) + 8192 * 768) + 12 * 12 * 768 * 1536
+    assert _speed_at_peak(session("cuda:0")) == pytest.approx(2 * 312e12 / flops_per_token(shape))
+    assert _speed_at_peak(session("cpu")) is None
+    unknown = session("cuda:0")
+    unknown.task.flops = lambda model: None
+    assert _speed_at_peak(unknown) is None
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Something New")
+    assert _speed_at_peak(session("cuda:0")) is None

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from training.tasks.gpt.model import GPT, Frugal
+from training.tasks.gpt.shape import Shape
+
+
+def gpt(depth: int = 2, vocab: int = 64, length: int = 16, seed: int = 0) -> GPT:
+    torch.manual_seed(seed)
+    model = GPT(Shape(depth, vocab, length))
+    with torch.no_grad():  # the zero start hides mistakes in the attention
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 5])
+def test_first_loss_is_that_of_a_guess(depth: int) -> None:
+    model = GPT(Shape(depth, 320, 8))
+    tokens = torch.randint(0, 320, (2, 8))
+    assert model(tokens, tokens).item() == pytest.approx(math.log(320), abs=1e-5)
+
+
+def test_number_of_parameters_is_the_estimates() -> None:
+    model = GPT(Shape(3, 320, 8))
+    assert sum(p.numel() for p in model.parameters()) == Shape(3, 320, 8).weights
+
+
+def test_later_tokens_do_not_change_earlier_predictions() -> None:
+    model, tokens = gpt(), torch.randint(0, 64, (1, 16))
+    changed = tokens.clone()
+    changed[0, 10] = (changed[0, 10] + 1) % 64
+    before, after = model(tokens), model(changed)
+    assert torch.equal(before[0, :10], after[0, :10])
+    assert not torch.allclose(before[0, 10:], after[0, 10:])
+
+
+def test_position_matters() -> None:
+    """Without position information a permutation of the past would change nothing."""
+    model = gpt()
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    swapped = torch.tensor([[2, 1, 3, 4]])
+    assert not torch.allclose(model(tokens)[0, -1], model(swapped)[0, -1], atol=1e-5)
+
+
+def test_uncounted_targets() -> None:
+    model, tokens = gpt(), torch.randint(0, 64, (2, 16))
+    targets = tokens.clone()
+    targets[:, 8:] = -1
+    assert model(tokens, targets).item() == pytest.approx(model(tokens[:, :8], tokens[:, :8]).item(), rel=1e-5)
+
+
+def test_every_parameter_gets_a_gradient() -> None:
+    model, tokens = gpt(), torch.randint(0, 64, (2, 16))
+    model(tokens, tokens).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_sampling_is_reproducible_and_longer_than_the_context() -> None:
+    model = gpt()
+    first, second = (model.generate([1], 40, 1.0, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert first == second and len(first) == 40 and all(0 <= t < 64 for t in first)
+    assert first != model.generate([1], 40, 1.0, torch.Generator().manual_seed(4))
+
+
+def gradients(model: GPT, tokens: torch.Tensor) -> tuple[float, dict[str, torch.Tensor]]:
+    torch.manual_seed(5)  # of the dropout
+    model.zero_grad()
+    loss = model(tokens, tokens)
+    loss.backward()
+    return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("frugal", [Frugal(1, 1), Frugal(3, 1), Frugal(0, 4), Frugal(0, 5), Frugal(3, 7)])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_saving_memory_does_not_change_the_arithmetic(frugal: Frugal, dropout: float) -> None:
+    model, tokens = gpt(depth=3), torch.randint(0, 64, (3, 16))
+    for block in model.blocks:
+        block.dropout = dropout
+    model.dropout = dropout
+    plain, wanted = gradients(model, tokens)
+    model.frugal = frugal
+    loss, got = gradients(model, tokens)
+    assert loss == pytest.approx(plain, rel=1e-6)
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(got[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def saved_bytes(model: GPT, tokens: torch.Tensor) -> int:
+    """Bytes that the forward pass keeps for the backward pass, weights left out."""
+    weights, kept = {p.data_ptr() for p in model.parameters()}, {}
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        if x.data_ptr() not in weights:
+            kept[x.data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        model(tokens, tokens)
+    return sum(kept.values())
+
+
+def test_saving_memory_does_save_memory() -> None:
+    model, tokens = gpt(depth=4, vocab=4096), torch.randint(0, 64, (4, 16))
+    plain = saved_bytes(model, tokens)
+    model.frugal = Frugal(0, 8)
+    chunked = saved_bytes(model, tokens)
+    model.frugal = Frugal(4, 8)
+    both = saved_bytes(model, tokens)
+    assert plain - chunked > 64 * 4096 * 4, "the logits of all 64 positions"
+    assert both < 0.2 * chunked
+
+
+def test_dropout_is_off_in_evaluation() -> None:
+    torch.manual_seed(0)
+    model = GPT(Shape(2, 64, 16), dropout=0.5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    tokens = torch.randint(0, 64, (2, 16))
+    assert model(tokens, tokens).item() != model(tokens, tokens).item()
+    model.eval()
+    assert model(tokens, tokens).item() == model(tokens, tokens).item()
+
+
+def test_each_token_of_a_sample_is_told() -> None:
+    told: list[int] = []
+    model = GPT(Shape(1, 64, 8))
+    model.generate([1], 5, 1.0, torch.Generator(), lambda: told.append(1))
+    assert len(told) == 5

@@ -1,0 +1,129 @@
+"""A language model's validation: bits per byte, over its share of the sequences."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from training import heartbeat
+from training.config.batch import Batch
+from training.config.schema import Config
+from training.data.prepare import Prepared
+from training.data.tokenizer import BOS
+from training.distributed import World
+from training.engine.evaluate import Scores, evaluate, why_not
+from training.rundir import write_json
+from training.tasks.gpt.model import GPT, Frugal
+from training.tasks.gpt.shape import Shape
+from training.tasks.gpt.task import LanguageModel
+
+WORLD = World(0, 0, 1, torch.device("cpu"), "none", "-")
+
+
+def corpus(folder: Path, tokens: list[int]) -> Prepared:
+    """These tokens as prepared text for the validation."""
+    data = Prepared(str(folder), "text", 1, 0, len(tokens))
+    np.array(tokens, "<u2").tofile(data.val[0])
+    write_json(folder / "index.json", {"tokenizer_file": ""})
+    return data
+
+
+def gpt() -> GPT:
+    torch.manual_seed(0)
+    model = GPT(Shape(1, 320, 8))
+    with torch.no_grad():
+        model.head.weight.normal_()
+    return model
+
+
+def task_of(data: Prepared, **config: Any) -> LanguageModel:
+    return LanguageModel(Config(depth=1, max_seq_len=8, **config), torch.device("cpu"), data, Frugal())
+
+
+def score(model: GPT, data: Prepared, batch: int = 4, tokens: int = 1000, tokenizer: Any = None) -> Scores:
+    found = evaluate(session_of(model, data, batch, tokens, tokenizer))
+    assert found
+    return found
+
+
+def session_of(
+    model: GPT, data: Prepared, batch: int = 4, tokens: int = 1000, tokenizer: Any = None, world: World = WORLD, **config: Any
+) -> Any:
+    task = task_of(data, eval_tokens=tokens, **config)
+    task.tokenizer = tokenizer or task.tokenizer
+    return SimpleNamespace(
+        raw=model,
+        validation=task.rows("val"),
+        world=world,
+        batch=Batch(batch, 8, 1, 1),
+        config=task.config,
+        task=task,
+        autocast=torch.autocast("cpu", torch.bfloat16, enabled=False),
+    )
+
+
+def test_a_guess_costs_log2_of_the_vocabulary(tmp_path: Path) -> None:
+    found = score(GPT(Shape(1, 320, 8)), corpus(tmp_path, list(range(100))))
+    assert found == pytest.approx({"bpb": math.log2(320), "loss": math.log(320)}, rel=1e-5)
+
+
+def test_separators_are_not_predicted(tmp_path: Path) -> None:
+    model, data = gpt(), corpus(tmp_path, [BOS if i % 5 == 0 else i for i in range(97)])
+    found = score(model, data)
+    inputs, targets = task_of(data).val_data().batch(list(range(12)))
+    bytes_only = model(inputs, targets.masked_fill(targets == BOS, -1)).item()
+    assert found["loss"] == pytest.approx(bytes_only, rel=1e-5)
+    assert found["loss"] != pytest.approx(model(inputs, targets).item(), rel=1e-3)
+
+
+def test_bits_count_per_byte_and_not_per_token(tmp_path: Path) -> None:
+    """A tokenizer whose tokens stand for three bytes each."""
+    data = corpus(tmp_path, [i % 200 for i in range(97)])
+    three = SimpleNamespace(byte_lengths=lambda: np.full(320, 3))
+    one, found = score(gpt(), data), score(gpt(), data, tokenizer=three)
+    assert found["loss"] == one["loss"] and found["bpb"] == pytest.approx(one["bpb"] / 3)
+
+
+def test_batch_size_does_not_matter(tmp_path: Path) -> None:
+    data = corpus(tmp_path, torch.randint(0, 256, (20 * 8 + 1,)).tolist())
+    losses = [score(gpt(), data, batch, 10_000)["loss"] for batch in (1, 3, 64)]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+
+
+def test_only_so_many_tokens_are_looked_at(tmp_path: Path) -> None:
+    data = corpus(tmp_path, torch.randint(0, 256, (20 * 8 + 1,)).tolist())
+    first, whole = score(gpt(), data, tokens=16), score(gpt(), data)
+    inputs, targets = task_of(data).val_data().batch([0, 1])
+    assert first["loss"] == pytest.approx(gpt()(inputs, targets).item(), rel=1e-5) and first["loss"] != whole["loss"]
+
+
+def test_too_little_text_is_no_score(tmp_path: Path) -> None:
+    assert evaluate(session_of(gpt(), corpus(tmp_path, [1, 2, 3]))) is None
+
+
+def test_a_run_without_validation_says_why(tmp_path: Path) -> None:
+    two = World(0, 0, 2, torch.device("cpu"), "gloo", "-")
+    one_sequence = corpus(tmp_path, list(range(12)))
+    assert why_not(session_of(gpt(), one_sequence)) == ""
+    assert why_not(session_of(gpt(), one_sequence, world=two)) == (
+        "no validation: the text for it makes 1 sequence of 8 tokens, fewer than one for each of 2 ranks; "
+        "more text, or a smaller --max_seq_len"
+    )
+    assert why_not(session_of(gpt(), one_sequence, world=two, eval_every=0)) == "", "nobody wants it"
+    assert "0 sequences of 8 tokens, fewer than one;" in why_not(session_of(gpt(), corpus(tmp_path, [1, 2])))
+
+
+def test_a_long_evaluation_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heartbeat tells each micro-batch."""
+    heartbeat.start(tmp_path / "beat.bin", 0)
+    monkeypatch.setattr(heartbeat, "current", heartbeat.current)  # put back afterwards
+    heartbeat.current.beat("evaluation")
+    score(gpt(), corpus(tmp_path, list(range(97))), batch=4)
+    beat = heartbeat.read(tmp_path / "beat.bin")
+    assert beat and beat.beats == 1 + 3 and beat.phase == "evaluation"

@@ -1,0 +1,187 @@
+"""What can be trained: a task is found by its name or its file, which is read without running it, and loaded on the ranks."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.unit.conftest import only
+from tests.unit.own_task import LINE
+from training import tasks
+from training.config.schema import FIELDS, VIDEO, Config
+from training.errors import Problem
+from training.tasks import own
+from training.tasks.base import Task
+
+Write = Callable[..., str]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Python's own lists as they were before a file was loaded."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name in ("my line", "beside", "lacking"):
+            del sys.modules[name]
+
+
+def refused(path: str) -> Problem:
+    """Of a task that can not be; it is gpt then."""
+    kind, problems = tasks.find(path, "from --task on the command line")
+    assert kind == tasks.Kind(tasks.GPT, {})
+    return only(problems)
+
+
+# ── which task ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_gpt_has_the_fields_that_there_always_were() -> None:
+    kind, problems = tasks.find("gpt", "default")
+    assert (problems, kind.unit, kind.file, kind.fields) == ([], "tokens", None, FIELDS)
+    assert kind.record({}) == {"name": "gpt", "unit": "tokens", "file": None, "options": {}}
+
+
+def test_a_plan_from_before_there_were_tasks_is_a_gpt() -> None:
+    assert tasks.of({"config": {"depth": 3}}) == tasks.Kind("gpt", {}).record({})
+    assert tasks.reads_text({"config": {}}) and not tasks.reads_text({"task": {"name": "line", "file": "/x/line.py", "options": {}}})
+
+
+def test_the_other_task_that_is_built_in() -> None:
+    kind, problems = tasks.find(VIDEO, "default")
+    assert (problems, kind.name, kind.unit, kind.file) == ([], VIDEO, "samples", None)
+    assert kind.own and set(kind.own) <= set(kind.fields) and "depth" not in kind.fields and "seed" in kind.fields
+
+
+def test_a_file_has_its_own_options_beside_the_shared_fields(home: Path, line: str) -> None:
+    kind, problems = tasks.find(line, "default")
+    assert (problems, kind.name, kind.unit, kind.file) == ([], "my line", "samples", home / line)
+    assert {n: (f.type, f.default) for n, f in kind.own.items()} == {
+        "width": ("int", 3),
+        "slope": ("float", 0.5),
+        "bias": ("bool", True),
+        "title": ("str", "a line"),
+    }
+    assert {"width", "seed", "device_batch_size", "task"} <= set(kind.fields) and not {"depth", "data", "optimizer"} & set(kind.fields)
+    assert not (home / f"{line}.ran").exists(), "a file is run on the ranks, and nowhere else"
+
+
+def test_a_field_that_only_gpt_has_may_be_an_options_name(write: Write) -> None:
+    kind, problems = tasks.find(write("t.py", f"OPTIONS = {{'depth': 'deep', 'data': 3}}\n{LINE.replace('OPTIONS', 'OTHER')}"), "default")
+    assert problems == [] and (kind.fields["depth"].type, kind.fields["data"].type) == ("str", "int")
+
+
+@pytest.mark.parametrize("text", ["OPTIONS: dict[str, float] = {'rate': -1.5}\n", "OPTIONS = {\n    'rate': -1.5,  # a comment\n}\n"])
+def test_however_the_options_are_written(text: str, write: Write) -> None:
+    kind, problems = tasks.find(write("t.py", f"{text}class My(Task): ...\n"), "default")
+    assert problems == [] and kind.own["rate"].default == -1.5
+
+
+def test_a_task_without_options(write: Write) -> None:
+    kind, problems = tasks.find(write("t.py", "class My(Task): ...\n"), "default")
+    assert (problems, kind.own, kind.name) == ([], {}, "t")
+
+
+# ── mistakes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("typed", "near"), [("gtp", "gpt"), ("video_restauration", VIDEO)])
+def test_an_unknown_name_gets_the_nearest(typed: str, near: str) -> None:
+    problem = refused(typed)
+    assert problem.what == f"task is {typed!r} (from --task on the command line), which is none"
+    assert problem.allowed == f"gpt, {VIDEO}, or a .py file of your own" and problem.fixes == [f"--task={near}"]
+
+
+def test_a_missing_file_gets_the_one_that_is_there(home: Path, line: str) -> None:
+    problem = refused("my_line.py")
+    assert problem.what == "task is 'my_line.py' (from --task on the command line): it can not be read: No such file or directory"
+    assert problem.fixes == ["--task=my line.py"]
+    assert refused("no folder/my_line.py").fixes == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("class My(Task)\n    pass\n", "t.py:1: expected ':': 'class My(Task)'"),
+        ("x = 1\nclass My:\n    pass\n", "task is 't.py' (from --task on the command line), and no class in it is a Task"),
+        ("import os\nOPTIONS = {'a': os.sep}\nclass My(Task): ...\n", "t.py:2: OPTIONS can not be read without running the file"),
+        ("OPTIONS = dict(a=1)\nclass My(Task): ...\n", "t.py:1: OPTIONS can not be read without running the file"),
+        ("OPTIONS = ['a']\nclass My(Task): ...\n", "t.py:1: OPTIONS can not be read without running the file"),
+        ("OPTIONS: dict\nclass My(Task): ...\n", "t.py:1: OPTIONS can not be read without running the file"),
+        ("OPTIONS = {'seed': 1}\nclass My(Task): ...\n", "t.py:1: the option 'seed' of OPTIONS is a field of every training"),
+        ("OPTIONS = {'task': 'x'}\nclass My(Task): ...\n", "t.py:1: the option 'task' of OPTIONS is a field of every training"),
+        ("OPTIONS = {'config': 'x'}\nclass My(Task): ...\n", "t.py:1: the option 'config' of OPTIONS is a field of every training"),
+        ("OPTIONS = {'opt': 'x'}\nclass My(Task): ...\n", "t.py:1: the option 'opt' of OPTIONS is a field of every training"),
+        ("OPTIONS = {'sizes': [1, 2]}\nclass My(Task): ...\n", "t.py:1: the option 'sizes' of OPTIONS is a list"),
+        ("OPTIONS = {'size': None}\nclass My(Task): ...\n", "t.py:1: the option 'size' of OPTIONS is a NoneType"),
+        ("OPTIONS = {'a-b': 1}\nclass My(Task): ...\n", "t.py:1: the option 'a-b' of OPTIONS is no name"),
+        ("OPTIONS = {'lambda': 1}\nclass My(Task): ...\n", "t.py:1: the option 'lambda' of OPTIONS is no name"),
+        ("OPTIONS = {3: 1}\nclass My(Task): ...\n", "t.py:1: the option 3 of OPTIONS is no name"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told_with_its_line(text: str, said: str, write: Write) -> None:
+    problem = refused(write("t.py", text))
+    assert problem.what == said and problem.allowed
+
+
+def test_all_wrong_options_are_told_at_once(write: Write) -> None:
+    _, problems = tasks.find(write("t.py", "OPTIONS = {'seed': 1, 'good': 1, 'sizes': (1, 2)}\nclass My(Task): ...\n"), "default")
+    assert [p.what.split("'")[1] for p in problems] == ["seed", "sizes"]
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe\x00bad", b"class My(Task):\n    x = '\x00'\n", b"x = " + b"(" * 5000])
+def test_a_file_that_is_no_python(text: bytes, write: Write) -> None:
+    assert "t.py" in refused(write("t.py", text)).what
+
+
+def test_a_folder_is_no_task(home: Path) -> None:
+    (home / "t.py").mkdir()
+    assert "can not be read: Is a directory" in refused("t.py").what
+
+
+@pytest.mark.parametrize("name", ["gpt", VIDEO])
+def test_a_file_may_not_be_called_like_a_task_that_is_built_in(name: str, write: Write) -> None:
+    """Plans, checkpoints and messages know a task by its name."""
+    problem = refused(write(f"{name}.py", LINE))
+    assert f"{name}.py" in problem.what and "another name" in problem.allowed
+
+
+# ── the class ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_file_is_loaded_with_what_stands_beside_it(home: Path, line: str, imports: None) -> None:
+    made = own.load(home / line, {"width": 4, "slope": 0.5, "bias": False, "title": ""}, Config(), CPU)
+    assert type(made).__name__ == "Line" and isinstance(made, Task) and (made.options.width, made.device) == (4, CPU)
+    model = made.model()
+    assert isinstance(model, nn.Linear) and (model.in_features, model.bias) == (4, None)
+    rows = made.rows("train")
+    assert rows is not None and len(rows) == 12 and made.rows("val") is None
+    batch = made.arrive(rows.rows([3, 5]))
+    assert made.count(batch) == 2 and torch.equal(batch[1], 2 * batch[0].sum(1))
+    assert made.loss(model, batch).shape == ()
+    assert made.metrics(model, batch)["loss"].shape == (2,)
+    assert made.optimizer(model).param_groups[0]["lr"] == 1e-3
+    made.options.lr = 0.5
+    assert made.optimizer(model).param_groups[0]["lr"] == 0.5
+    assert inspect.getfile(type(made)) == str(home / line)
+
+
+def test_a_plan_makes_its_task(home: Path, line: str, imports: None) -> None:
+    plan = {"config": {"task": line, "seed": 4}, "task": tasks.Kind("my line", {}, home / line).record({"width": 2, "bias": True})}
+    made = tasks.make(plan, CPU, None)
+    assert (type(made).__name__, made.options.width, made.config.seed) == ("Line", 2, 4)
+
+
+def test_a_class_that_lacks_something_is_named(home: Path, write: Write, imports: None) -> None:
+    text = "from training.tasks.base import Task\nclass Half(Task):\n    def model(self): ...\n"
+    path = home / write("lacking.py", text)
+    with pytest.raises(TypeError, match="has no class that is a whole Task: Half lacks loss, train_data"):
+        own.load(path, {}, Config(), CPU)

@@ -1,0 +1,92 @@
+"""The samples of a task: drawn by arithmetic, batched, moved to the device."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from training.config.batch import Batch
+from training.data.loader import Batches
+from training.tasks.base import Samples, Task, moved
+
+
+class Drawn(Dataset[Any]):
+    """Random crops, say: a number for each look at a sample."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"index": index, "value": torch.tensor(float(index)), "name": f"sample {index}"}
+
+    def draw(self, index: int, random: np.random.Generator) -> dict[str, Any]:
+        return {"index": index, "value": torch.tensor(random.random())}
+
+
+def drawn(epoch: int = 0, seed: int = 1) -> list[float]:
+    return Samples(Drawn(), seed, drawn=True).rows(range(24), epoch)["value"].tolist()
+
+
+def test_a_sample_is_drawn_by_seed_epoch_and_index_alone() -> None:
+    first = drawn()
+    assert drawn() == first and len(set(first)) == 24
+    samples = Samples(Drawn(), 1, drawn=True)
+    assert samples.rows(np.array([7, 3]))["value"].tolist() == [first[7], first[3]], "whatever was drawn before"
+    different = [*first, *drawn(epoch=1), *drawn(seed=2), *drawn(seed=0), *drawn(seed=-1)]
+    assert len(set(different)) == 5 * 24
+
+
+def test_validation_is_never_drawn() -> None:
+    found = Samples(Drawn(), 1, drawn=False).rows([5, 2], epoch=3)
+    assert found["value"].tolist() == [5.0, 2.0] and found["name"] == ["sample 5", "sample 2"]
+    plain = Samples(TensorDataset(torch.arange(4)), 1, drawn=True)
+    assert plain.rows([2, 0])[0].tolist() == [2, 0], "a data set that draws nothing"
+
+
+@pytest.mark.parametrize(("world", "size", "micro", "workers"), [(2, 3, 1, 0), (1, 6, 1, 2), (3, 1, 2, 1)])
+def test_whatever_the_ranks_and_workers(world: int, size: int, micro: int, workers: int) -> None:
+    """Each sample of an epoch once, with what was drawn for it; another in the next epoch, also from workers that go on."""
+    data = Samples(Drawn(), 1, drawn=True)
+    for rank in range(world):
+        batch = Batch(size, 1, world, micro)
+        batches = Batches(data, batch, rank=rank, seed=5, workers=workers, persistent=workers > 0)
+        for epoch in range(2):
+            expected, indices = drawn(epoch), []
+            for rows in batches.epoch(epoch, 0):
+                assert rows["value"].tolist() == [expected[i] for i in rows["index"].tolist()]
+                indices += rows["index"].tolist()
+            assert indices == batches.indices(epoch, 0, steps=4).tolist() and len(indices) == 24 // world
+        batches.close()
+
+
+Point = namedtuple("Point", ["x", "y"])  # what a user's data set may give
+
+
+def test_everything_is_moved_and_its_kind_kept() -> None:
+    one = torch.ones(3)
+    batch = {"a": one, "rest": [one, (one, "text")], "point": Point(one, 4)}
+    found = moved(batch, torch.device("meta"))
+    assert found["a"].device.type == found["rest"][0].device.type == found["rest"][1][0].device.type == "meta"
+    assert isinstance(found["rest"], list) and isinstance(found["rest"][1], tuple) and found["rest"][1][1] == "text"
+    assert isinstance(found["point"], Point) and found["point"].x.device.type == "meta" and found["point"].y == 4
+    assert one.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("batch", "count"),
+    [
+        (torch.zeros(5, 2), 5),
+        ([torch.zeros(4), torch.zeros(9)], 4),
+        ({"name": ["a", "b"], "x": (torch.zeros(2, 3),)}, 2),
+        ([["a"], {}, torch.zeros(0, 7)], 0),
+        ({"name": ["a", "b"]}, 0),
+    ],
+)
+def test_samples_of_a_batch(batch: Any, count: int) -> None:
+    assert Task.count(SimpleNamespace(), batch) == count  # type: ignore[arg-type]

@@ -1,0 +1,59 @@
+"""Small clips for the tests of video restoration: rendered ones, and ones whose pixels say where they stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from training.tasks.video_restoration import making, scenes
+from training.tasks.video_restoration.options import Options
+
+
+def rendered(folder: Path, **facts: Any) -> Path:
+    """Six frames of 32 × 32 pixels, four clips for training and one for validation."""
+    making.make(making.Chosen(folder=folder, **{"clips": 4, "frames": 6, "size": (32, 32)} | facts))
+    return folder
+
+
+def gopro(folder: Path, **facts: Any) -> Options:
+    return Options(dataroot_gt=f"{folder}/train", test_dataroot_gt=f"{folder}/test", **{"num_frame": 3, "gt_size": 16} | facts)
+
+
+def told(clip: int, frame: int, width: int = 16, height: int = 12) -> Any:
+    """A picture in which each pixel says its column, its row, and clip and frame."""
+    x, y = np.meshgrid(np.arange(width), np.arange(height))
+    return np.stack([x, y, np.full_like(x, 16 * clip + frame)], axis=-1).astype(np.uint8)
+
+
+def write(folder: Path, clip: int, frames: int, *, width: int = 16, height: int = 12, first: int = 0) -> Path:
+    """A clip of such pictures."""
+    folder.mkdir(parents=True)
+    for frame in range(frames):
+        Image.fromarray(told(clip, frame, width, height)).save(folder / f"{first + frame:06d}.png")
+    return folder
+
+
+def pairs(folder: Path, lengths: tuple[int, ...] = (5, 7), **facts: Any) -> Options:
+    """KAIR's layout: gt/CLIP and lq/CLIP; the sharp pictures are told of as 8 clips more."""
+    for number, frames in enumerate(lengths):
+        write(folder / "gt" / f"c{number}", 8 + number, frames)
+        write(folder / "lq" / f"c{number}", number, frames)
+    return Options(dataroot_gt=f"{folder}/gt", dataroot_lq=f"{folder}/lq", **{"num_frame": 3, "gt_size": 8} | facts)
+
+
+def smeared(folder: Path, **facts: Any) -> Options:
+    """The easiest blur to learn: every frame is smeared to the side by three pixels."""
+    for part, count in (("train", 3), ("test", 1)):
+        for clip in range(count):
+            random = np.random.default_rng([count, clip])
+            for kind in ("sharp", "blur"):
+                (folder / part / f"clip_{clip:03d}" / kind).mkdir(parents=True)
+            light = scenes.texture(random, 48, 48)
+            for frame in range(4):
+                both = {"sharp": light, "blur": np.mean([np.roll(light, shift, 1) for shift in (-1, 0, 1)], axis=0)}
+                for kind, picture in both.items():
+                    Image.fromarray(scenes.encoded(picture)).save(folder / part / f"clip_{clip:03d}" / kind / f"{frame:06d}.png")
+    return gopro(folder, **{"use_rot": False, "gt_size": 32} | facts)

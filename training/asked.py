@@ -1,0 +1,155 @@
+"""The command line and what it names: task, config file, run to resume. All of it is one configuration, of one task."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from training import rundir, tasks
+from training.config import files, flags, resolve
+from training.config.schema import FIELDS, Known, of_the_run
+from training.errors import Problem
+
+ROOT = Path(__file__).resolve().parent.parent
+QUICKSTART = "configs/dual_gpu/quickstart.py"
+ENTRYPOINT = "train.py"
+# Ranks each script starts on a machine: a number, or None for 'the first argument says'.
+SCRIPTS: dict[str, int | None] = {"train_dual_gpu.sh": 2, "train_dual_gpu_enhanced.sh": 2, "launch_train.sh": None, ENTRYPOINT: 1}
+MAX_RANKS = 1024
+
+
+@dataclass
+class Asked:
+    """Everything that is said, with the fields of the task that it is about."""
+
+    line: flags.CommandLine
+    typed: int  # ranks; 0: a wrong number
+    config_file: Path | None
+    file: files.Loaded
+    kind: tasks.Kind
+    resolved: resolve.Resolved
+    experiments: Path
+    resumed: files.Values = field(default_factory=dict)  # the configuration of the run to resume
+    resume_from: rundir.RunDir | None = None
+    problems: list[Problem] = field(default_factory=list)
+
+    def bad(self, names: Iterable[str]) -> bool:
+        """Is the value of one of these fields not known, because of a problem that is told already?"""
+        unread = bool(self.file.problems and not self.file.values.keys() - {"task"}) or any(
+            f": {n}: " in p.what for n in names for p in self.file.problems
+        )
+        return unread or any(p.what.startswith(f"{n} ") for n in names for p in self.resolved.problems)
+
+    def overruled(self) -> list[str]:
+        """A note on what the config file says and the resumed run does not follow."""
+        if not self.resume_from or not self.config_file:
+            return []
+        values, resumed = self.file.values, self.resumed
+        changed = [n for n in values if n in resumed and values[n][0] != resumed[n][0] and n not in self.line.flags]
+        return [f"resumed run wins over {self.config_file}: {', '.join(f'{n} stays {resumed[n][0]}' for n in changed)}"] if changed else []
+
+
+def look(script: str, args: list[str], environ: Mapping[str, str]) -> Asked:
+    """Read all of it. Problems are in the answer."""
+    first = _look(script, args, environ, tasks.everything())  # with the fields of all tasks: which one it is decides what is allowed
+    named, origin = first.resolved.config.task, first.resolved.origins["task"]
+    kind, problems = tasks.find(named, origin)
+    asked = _look(script, args, environ, kind.fields)
+    asked.kind, asked.problems = kind, [*problems, *asked.problems]
+    if problems:  # which flags the task would have is not known
+        asked.problems = [*problems, *(p for p in first.problems if p not in first.line.problems)]
+    return asked
+
+
+def _look(script: str, args: list[str], environ: Mapping[str, str], fields: Known) -> Asked:
+    line = flags.parse(args, fields)
+    problems, positional = list(line.problems), list(line.positional)
+    typed = SCRIPTS[script] or number_of_ranks(positional, problems)
+    config_file = _config_file(script, line, positional, problems, environ)
+    file = files.read(config_file, typed) if config_file else files.Loaded()
+    problems += file.problems
+    resolved = resolve.resolve(line, file.values, environ, fields=fields)
+    experiments = folder("out_dir", resolved)
+    resumed, resume_from = _resumed(resolved, experiments, problems) if resolved.config.resume else ({}, None)
+    if resumed:
+        known = {name: value for name, value in resumed.items() if name in fields}
+        resolved = resolve.resolve(line, file.values, environ, known, fields)
+    problems += resolved.problems
+    kind = tasks.Kind(tasks.GPT, {})
+    return Asked(line, typed, config_file, file, kind, resolved, experiments, resumed, resume_from, problems)
+
+
+def command(script: str, args: list[str], **changes: Any) -> str:
+    """The user's own command with these flags changed, to paste into a shell."""
+    program = "python train.py" if script == ENTRYPOINT else f"./{script}"
+    kept, skip = [], False
+    for i, arg in enumerate(args):
+        name, equals, _ = arg.removeprefix("--").partition("=")
+        if skip:
+            skip = False
+        elif arg.startswith("--") and name.replace("-", "_") in changes:
+            skip = not equals and i + 1 < len(args) and not args[i + 1].startswith("--")
+        else:
+            kept.append(arg)
+    return " ".join([program, shlex.join(kept)] if kept else [program]) + "".join(f" --{k}={v}" for k, v in changes.items())
+
+
+def number_of_ranks(positional: list[str], problems: list[Problem]) -> int:
+    """The N of `./launch_train.sh N`; 0 when it is wrong."""
+    allowed = f"a whole number from 1 to {MAX_RANKS}: how many processes to start"
+    fixes = [f"./launch_train.sh 2 {QUICKSTART}"]
+    if not positional:
+        problems.append(Problem("the number of processes is missing", allowed, fixes))
+        return 0
+    word = positional.pop(0)
+    if not word.isdecimal() or len(word) > 9 or not 1 <= int(word) <= MAX_RANKS:
+        problems.append(Problem(f"the number of processes is {word!r} (first argument)", allowed, fixes))
+        return 0
+    return int(word)
+
+
+def _config_file(
+    script: str, line: flags.CommandLine, positional: list[str], problems: list[Problem], environ: Mapping[str, str]
+) -> Path | None:
+    given = [line.flags["config"][0]] if "config" in line.flags else []
+    given += positional
+    if not given:
+        resumes = "resume" in line.flags or environ.get(f"{resolve.PREFIX}RESUME")
+        if script == "train_dual_gpu.sh" and not resumes:
+            names = sorted(p.stem for p in (ROOT / "configs/dual_gpu").glob("[a-z]*.py"))
+            problems.append(Problem("no config given", f"a config file; ready ones: {', '.join(names)}", [f"./{script} {QUICKSTART}"]))
+        return None
+    for extra in given[1:]:
+        problems.append(Problem(f"{extra!r} is one argument too many: the config is {given[0]!r}", "one config file"))
+    return Path(os.path.expanduser(given[0]))  # noqa: PTH111 – Path.expanduser raises for an unknown user
+
+
+def folder(name: str, resolved: resolve.Resolved) -> Path:
+    """Default folders stand in the project, wherever it is started from; a folder that the user names, where he is."""
+    value = Path(os.path.expanduser(getattr(resolved.config, name)))  # noqa: PTH111 – Path.expanduser raises for an unknown user
+    return ROOT / value if resolved.origins[name] == "default" else value.absolute()
+
+
+def _resumed(first: resolve.Resolved, experiments: Path, problems: list[Problem]) -> tuple[files.Values, rundir.RunDir | None]:
+    """The configuration of the run to continue."""
+    wanted, origin = first.config.resume, first.origins["resume"]
+    if wanted == "latest":
+        run = rundir.newest(experiments)
+        if run is None:
+            problems.append(Problem(f"resume is 'latest' ({origin}), but there is no run in {experiments}", "a run directory"))
+            return {}, None
+    else:
+        run = rundir.RunDir(next((p for p in (Path(wanted), experiments / wanted) if os.path.isdir(p)), Path(wanted)).absolute())
+    plan = rundir.read_json(run.plan)
+    if plan is None or not isinstance(plan.get("config"), dict):
+        names = sorted(p.parent.name for p in experiments.glob("*/plan.json"))[-3:]
+        fixes = [f"--resume={shlex.quote(n)}" for n in reversed(names)]
+        problems.append(Problem(f"resume is {wanted!r} ({origin}): no run there", "a run directory, a run's name, or latest", fixes))
+        return {}, None
+    origin = f"resumed run {run.name}"
+    known = {n: (v, origin) for n, v in plan["config"].items() if n in FIELDS and of_the_run(n)}
+    return known | {n: (v, origin) for n, v in tasks.of(plan)["options"].items()}, run

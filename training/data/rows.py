@@ -1,0 +1,20 @@
+"""What a training reads: something with a length that gives a whole batch for indices."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from training.data.order import Ints
+
+
+class Rows(ABC):
+    """Read in the rank itself, or in its data-loader workers."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def rows(self, indices: Ints | Sequence[int], epoch: int = 0) -> Any:
+        """The samples at these indices as one batch of CPU tensors; `epoch` from 0."""

@@ -1,0 +1,115 @@
+"""Token sequences: a map-style dataset over memory-mapped shards."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset
+
+from training.data.order import Ints
+from training.data.prepare import Prepared
+from training.data.rows import Rows
+from training.errors import Exit, Problem, UserError
+
+Pair = tuple[torch.Tensor, torch.Tensor]  # inputs and targets, int64
+
+
+class TokenDataset(Rows, Dataset[Pair]):
+    """Sequence i is tokens [i·T, i·T+T) with the next token of each as its target; it may cross a border of shards.
+
+    `sizes`: tokens that each shard must have. Raises UserError, with the shard's name, for one that is lost or has another size.
+    """
+
+    def __init__(self, paths: Sequence[Path], seq_len: int, *, token_bytes: int = 2, sizes: Sequence[int] | None = None) -> None:
+        self.seq_len = seq_len
+        self.paths = tuple(paths)
+        kind = np.dtype(f"<u{token_bytes}")
+        self._shards = [_open(path, kind, sizes[i] if sizes else None) for i, path in enumerate(paths)]
+        self._firsts = [0]  # the first token of each shard
+        for shard in self._shards:
+            self._firsts.append(self._firsts[-1] + len(shard))
+        self._length = max(0, self._firsts[-1] - 1) // seq_len
+        # The usual case: all sequences as the rows of one view, so a batch is one copy of whole rows.
+        self._rows: npt.NDArray[Any] | None = None
+        if len(self._shards) == 1 and self._length:
+            tokens = self._shards[0]
+            strides = (seq_len * tokens.itemsize, tokens.itemsize)
+            self._rows = np.lib.stride_tricks.as_strided(tokens, (self._length, seq_len + 1), strides, writeable=False)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Pair:
+        inputs, targets = self.batch([index])
+        return inputs[0], targets[0]
+
+    def batch(self, indices: Sequence[int] | Ints) -> Pair:
+        """Sequences as (len(indices), T) inputs and targets, int64."""
+        return pair(self.rows(indices))
+
+    def rows(self, indices: Sequence[int] | Ints, epoch: int = 0) -> torch.Tensor:
+        """Sequences with the token after each, (len(indices), T+1) int64."""
+        if self._rows is not None:
+            return torch.from_numpy(self._rows[indices].astype(np.int64))
+        width = self.seq_len + 1
+        out, firsts, opened = np.empty((len(indices), width), np.int64), self._firsts, self._shards
+        for number, index in enumerate(np.asarray(indices).tolist()):
+            if not 0 <= index < self._length:
+                raise IndexError(f"sequence {index} of {self._length}")
+            start = index * self.seq_len
+            shard = bisect_right(firsts, start) - 1
+            start -= firsts[shard]
+            part = opened[shard][start : start + width]
+            if len(part) == width:
+                out[number] = part
+            else:
+                self._copy(index * self.seq_len, out[number])
+        return torch.from_numpy(out)
+
+    def _copy(self, start: int, row: Ints) -> None:
+        """Tokens from `start` on, out of as many shards as it takes."""
+        number, done = bisect_right(self._firsts, start) - 1, 0
+        while done < len(row):
+            part = self._shards[number][start + done - self._firsts[number] :][: len(row) - done]
+            row[done : done + len(part)] = part
+            done, number = done + len(part), number + 1
+
+
+def dataset(data: Prepared, part: str, seq_len: int) -> TokenDataset:
+    """The dataset of a part ("train" or "val") of a prepared corpus; the shards' sizes are checked (UserError)."""
+    paths = data.train if part == "train" else data.val
+    return TokenDataset(paths, seq_len, token_bytes=data.token_bytes, sizes=data.sizes(part))
+
+
+def pair(rows: torch.Tensor) -> Pair:
+    return rows[:, :-1], rows[:, 1:]
+
+
+def arrive(rows: torch.Tensor, device: torch.device) -> Pair:
+    return pair(to_device(rows, device))
+
+
+def to_device(rows: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Whole rows, before they are made a pair: parts of rows are not contiguous, and would be copied through pageable memory."""
+    return rows.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else rows.to(device)
+
+
+def _open(path: Path, kind: np.dtype[Any], tokens: int | None) -> npt.NDArray[Any]:
+    fixes = [f"rm -r {path.parent}"]
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        what = f"the shard {path} can not be read: {error.strerror}"
+        raise UserError(Problem(what, "the shards as they were prepared; the next start makes them again", fixes), Exit.RESOURCES) from None
+    expected = size // kind.itemsize * kind.itemsize if tokens is None else tokens * kind.itemsize
+    if size != expected:
+        what = f"the shard {path} has {size} bytes, not {expected}: it was changed or cut after it was prepared"
+        raise UserError(Problem(what, "the shards as they were prepared; the next start makes them again", fixes), Exit.RESOURCES)
+    # The plain array below the memmap: slicing that one costs a fraction.
+    return np.asarray(np.memmap(path, dtype=kind, mode="r")) if size else np.zeros(0, kind)

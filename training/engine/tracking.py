@@ -1,0 +1,237 @@
+"""TensorBoard and W&B get what rank 0 records, from a thread of their own.
+
+Nothing of a tracker can delay or stop a rank: the queue is bounded, a full one drops records (never those of metrics.jsonl), any
+failure turns that tracker off with one warning, and at the end it is waited for so long and no longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import secrets
+import shlex
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from training import console, heartbeat, rundir
+from training.config.schema import Config
+from training.errors import Exit
+from training.host import redact
+
+QUEUE_LENGTH = 10_000
+POLL_S = 0.2
+CLOSE_S, FAILED_S = 10.0, 2.0  # at the end of a run; where other ranks may wait for this one's end
+WANDB_INIT_S = 10.0  # unless WANDB_INIT_TIMEOUT says otherwise
+STARTING_S = 20.0  # more, for one that is still starting when a short run ends: W&B that tries the network, and then without it
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class End:
+    """How this start of the training has ended, and what summary.json says of it."""
+
+    code: int
+    summary: Record = field(default_factory=dict)
+
+
+class Sink(Protocol):
+    def write(self, record: Record) -> None: ...
+    def note(self, text: str, step: int) -> None: ...  # an event: a restart
+    def close(self, end: End) -> None: ...
+
+
+def figures(record: Record) -> Iterator[tuple[str, float]]:
+    """Every number of a record by a name of its own; of a list, one number a rank, those of each rank: own_ms/rank0."""
+    for name, value in record.items():
+        if isinstance(value, list):
+            yield from figures({f"{name}/rank{rank}": one for rank, one in enumerate(value)})
+        elif isinstance(value, (int, float)) and name not in ("step", "time"):
+            yield name, value
+
+
+class TensorBoard:
+    """experiments/<run>/tb_logger/: one scalar per number. `first`: the first step of this start; later ones of an earlier start,
+    which has got further, are no longer shown."""
+
+    def __init__(self, run: rundir.RunDir, first: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        again = first > 1 or any(run.tensorboard.glob("events*"))
+        self.writer: Any = SummaryWriter(str(run.tensorboard), purge_step=first if again else None)  # type: ignore[no-untyped-call]
+
+    def write(self, record: Record) -> None:
+        group = "eval" if any(name.startswith("val_") for name in record) else "train"
+        for name, value in figures(record):
+            self.writer.add_scalar(f"{group}/{name}", value, record["step"])
+
+    def note(self, text: str, step: int) -> None:
+        self.writer.add_text("event", text, step)
+
+    def close(self, end: End) -> None:
+        step = int(end.summary.get("steps", 0))
+        for name, value in figures(end.summary):
+            self.writer.add_scalar(f"summary/{name}", value, step)
+        self.writer.close()
+
+
+class WandB:
+    """W&B, online or offline; a missing login or network degrades to offline, said once. A run has one id, which every start of it
+    goes on with."""
+
+    def __init__(self, run: rundir.RunDir, config: Config, mode: str, values: Mapping[str, Any], key: str | None = None) -> None:
+        import wandb
+
+        name, number, self.wandb = config.wandb_run or run.name, _wandb_id(run), wandb
+
+        def begin(mode: Any) -> Any:
+            more: dict[str, Any] = {} if os.environ.get("WANDB_INIT_TIMEOUT") else {"init_timeout": WANDB_INIT_S}
+            if key:  # not by the environment, which every process that is started from here on would have
+                more["api_key"] = key
+            settings = wandb.Settings(console="off", silent=True, **more)
+            return wandb.init(
+                project=config.wandb_project,
+                name=name,
+                id=number,
+                resume="allow",
+                dir=str(run.path),
+                config=public(values),
+                mode=mode,
+                settings=settings,
+            )
+
+        try:
+            self.run = begin(mode)
+        except wandb.errors.Error as error:
+            console.warning(
+                f"W&B online did not start ({str(error).splitlines()[0]}): going on offline; later: "
+                f"wandb sync {shlex.quote(str(run.wandb))}/offline-run-*"
+            )
+            wandb.teardown()  # its service takes the id for one in use
+            self.run = begin("offline")
+        # W&B's own count of steps can not go back, as a run does that starts again from a checkpoint.
+        self.run.define_metric("step", hidden=True)
+        self.run.define_metric("*", step_metric="step")
+
+    def write(self, record: Record) -> None:
+        self.run.log({**dict(figures(record)), "step": record["step"]})
+
+    def note(self, text: str, step: int) -> None:
+        self.run.log({"event": text, "step": step})
+
+    def close(self, end: End) -> None:
+        self.run.summary.update({name: value for name, value in end.summary.items() if value is not None})
+        if end.code == Exit.PREEMPTED:
+            self.run.mark_preempting()  # so that W&B does not call it failed
+        self.run.finish(exit_code=0 if end.code == Exit.INTERRUPTED else end.code)
+        self.wandb.teardown()  # its service: a rank that fails leaves without what Python does at an end
+
+
+def public(values: Mapping[str, Any]) -> Record:
+    """The configuration for others' eyes."""
+    shown = {name: value for name, value in values.items() if name != "notify"}
+    return {name: redact.shown(name, value) if isinstance(value, str) else value for name, value in shown.items()}
+
+
+def _wandb_id(run: rundir.RunDir) -> str:
+    known = (rundir.read_json(run.wandb_id) or {}).get("id")
+    if isinstance(known, str) and known.isalnum():
+        return known
+    made = secrets.token_hex(4)
+    rundir.write_json(run.wandb_id, {"id": made})
+    return made
+
+
+class Trackers:
+    """The queue and its thread. `makers`: name → what makes it, given the first step."""
+
+    def __init__(self, makers: Mapping[str, Callable[[int], Sink]]) -> None:
+        self._makers, self._started, self._dropped = makers, False, 0
+        self._queue: queue.Queue[Callable[[Sink], None] | None] = queue.Queue(QUEUE_LENGTH)
+        self._thread = threading.Thread(target=self._serve, name="trackers", daemon=True)
+        self._ready = threading.Event()  # each has started, or failed to
+        self._first = 0
+        self._in = "a tracker"  # where the thread is
+        self._end: End | None = None
+        self._told = False
+        self._skip_from = float("inf")  # on the monotonic clock: what is still in the queue then is given up for a proper end
+
+    def write(self, record: Record) -> None:
+        """Returns at once. The first record starts the thread: importing trackers takes a second that nobody should wait for."""
+        if not self._makers:
+            return
+        if not self._started:
+            threading.excepthook = _thread_failed  # a tracker's own threads
+            self._first, self._started = record["step"], True
+            self._thread.start()
+        self._put(lambda sink: sink.write(record))
+
+    def note(self, text: str, step: int) -> None:
+        """After the first record."""
+        if self._started:
+            self._put(lambda sink: sink.note(text, step))
+
+    def _put(self, action: Callable[[Sink], None]) -> None:
+        try:
+            self._queue.put_nowait(action)
+        except queue.Full:
+            self._dropped += 1
+
+    def _serve(self) -> None:
+        sinks: dict[str, Sink] = {}
+        for name, make in self._makers.items():
+            self._guarded(name, sinks, lambda name=name, make=make: sinks.__setitem__(name, make(self._first)))  # type: ignore[misc]
+        self._ready.set()
+        while (action := self._queue.get()) is not None:
+            if time.monotonic() > self._skip_from:
+                self._dropped += 1
+                continue
+            for name in list(sinks):
+                self._guarded(name, sinks, lambda name=name, action=action: action(sinks[name]))  # type: ignore[misc]
+        end = self._end
+        assert end
+        for name in list(sinks):
+            self._guarded(name, sinks, lambda name=name: sinks[name].close(end))  # type: ignore[misc]
+
+    def _guarded(self, name: str, sinks: dict[str, Sink], action: Callable[[], None]) -> None:
+        self._in = name
+        try:
+            action()
+        except Exception as error:  # whatever a tracker does, the training goes on
+            sinks.pop(name, None)
+            console.warning(f"{name} is off for the rest of this run: {type(error).__name__}: {error}")
+
+    def close(self, end: End, limit_s: float, starting_s: float = 0.0) -> None:
+        """Tell the end; trackers that are not done after so many seconds are left behind. `starting_s`: so long it is waited before for
+        those that have not even started."""
+        if not self._started:
+            return
+        self._wait(self._ready.is_set, starting_s)
+        self._end, self._skip_from = end, time.monotonic() + limit_s / 2
+        self._wait(self._gone, limit_s)
+        if self._dropped:
+            console.warning(f"{self._dropped} records did not reach the trackers, which were too slow; metrics.jsonl has them all")
+        if self._thread.is_alive():
+            console.warning(f"{self._in} did not finish within {limit_s:g} s and is left behind; metrics.jsonl has everything")
+
+    def _gone(self) -> bool:
+        """Has it left? A full queue does not take the word that this is the end at once."""
+        if not self._told:
+            with contextlib.suppress(queue.Full):
+                self._queue.put_nowait(None)
+                self._told = True
+        return not self._thread.is_alive()
+
+    def _wait(self, over: Callable[[], bool], limit_s: float) -> None:
+        until = time.monotonic() + limit_s
+        while not over() and time.monotonic() < until:
+            heartbeat.current.beat("closing trackers")  # no hang: it has this limit
+            self._thread.join(min(POLL_S, limit_s))
+
+
+def _thread_failed(what: threading.ExceptHookArgs) -> None:
+    console.warning(f"a tracker's thread failed: {what.exc_type.__name__}: {what.exc_value}")

@@ -1,0 +1,109 @@
+"""What can be trained: gpt, video_restoration, or a task of the user's own in one file. No torch here: a plan is made with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.config.schema import FIELDS, VIDEO, Config, Known, shared
+from training.errors import Problem
+from training.tasks import own
+
+if TYPE_CHECKING:
+    import torch
+
+    from training.data.prepare import Prepared
+    from training.tasks.base import Task
+
+GPT = str(FIELDS["task"].default)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A task as a plan sees it. `own`: its options beside the fields that every training has, as fields of the same make."""
+
+    name: str
+    own: Known
+    file: Path | None = None  # of a user's own task
+
+    @property
+    def unit(self) -> str:
+        """What its batches and speed count."""
+        return "tokens" if self.name == GPT else "samples"
+
+    @property
+    def fields(self) -> Known:
+        """Every field that a command line or a config may set."""
+        return FIELDS if self.name == GPT else {n: f for n, f in FIELDS.items() if shared(n)} | dict(self.own)
+
+    def record(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """For the plan."""
+        return {"name": self.name, "unit": self.unit, "file": str(self.file) if self.file else None, "options": dict(options)}
+
+
+def find(name: str, origin: str) -> tuple[Kind, list[Problem]]:
+    """The task of this name; with problems it is gpt."""
+    if name == GPT:
+        return Kind(GPT, {}), []
+    if name == VIDEO:
+        from training.tasks.video_restoration.options import Options
+
+        return Kind(VIDEO, {f.name: f for f in fields(Options)}), []
+    file = Path(os.path.expanduser(name))  # noqa: PTH111 – Path.expanduser raises for an unknown user
+    found, problems = own.read(file, origin)
+    own_name = file.name if file.stem in (GPT, VIDEO) else file.stem
+    return (Kind(GPT, {}), problems) if problems else (Kind(own_name, found, file.absolute()), [])
+
+
+def everything() -> Known:
+    """The fields of all tasks that are built in: enough to see which one is meant."""
+    return dict(FIELDS) | dict(find(VIDEO, "")[0].own)
+
+
+def of(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan's task; one that was made before there were several is a GPT's."""
+    return plan.get("task") or Kind(GPT, {}).record({})
+
+
+def check(kind: Kind, options: Mapping[str, Any], origins: Mapping[str, str], installed: bool) -> list[Problem]:
+    """What is wrong with a task's own options and the data that they name; quick. `installed`: this interpreter has the packages."""
+    if kind.name != VIDEO:
+        return []
+    from training.tasks.video_restoration import folders
+    from training.tasks.video_restoration.options import Options
+
+    return folders.check(Options(**options), origins, pictures=installed)
+
+
+def sentences(kind: Kind, options: Mapping[str, Any]) -> list[str]:
+    """What the plan says of the data that a task's options name; after check()."""
+    if kind.name != VIDEO:
+        return []
+    from training.tasks.video_restoration import folders
+    from training.tasks.video_restoration.options import Options
+
+    return [folders.sentence(Options(**options))]
+
+
+def make(plan: Mapping[str, Any], device: torch.device, data: Prepared | None) -> Task:
+    """The planned task on this rank, with torch. `data`: of a task that reads text."""
+    config, task = Config(**plan["config"]), of(plan)
+    if data is not None:
+        from training.tasks.gpt.model import Frugal
+        from training.tasks.gpt.task import LanguageModel
+
+        return LanguageModel(config, device, data, Frugal(plan["activation_checkpointing"]["value"], plan["loss_chunks"]["value"]))
+    if task["name"] == VIDEO:
+        from training.tasks.video_restoration.options import Options
+        from training.tasks.video_restoration.task import VideoRestoration
+
+        return VideoRestoration(Options(**task["options"]), config, device)
+    return own.load(Path(task["file"]), task["options"], config, device)
+
+
+def reads_text(plan: Mapping[str, Any]) -> bool:
+    """Is there text to be prepared before the ranks train?"""
+    return bool(of(plan)["name"] == GPT)

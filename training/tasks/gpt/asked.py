@@ -1,0 +1,41 @@
+"""What is asked of a GPT's training, as far as it can be checked without looking at the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from training.asked import command
+from training.config import batch
+from training.config.schema import Config
+from training.data import corpus, extras, tokenizer
+from training.errors import Problem
+
+SIZES = ("device_batch_size", "total_batch_size", "max_seq_len")
+
+
+def check(config: Config, origins: Mapping[str, str], installed: bool) -> tuple[corpus.Source | None, list[Problem]]:
+    """The text to train on, and what is wrong with it or its tokenizer."""
+    source, problem = corpus.find(config.data, origins["data"])
+    problems = ([problem] if problem else []) + tokenizer.check(config.tokenizer, origins["tokenizer"])
+    if installed:
+        problems += extras.missing(source.files if source else (), config.tokenizer)
+    return source, problems
+
+
+def divides(config: Config, origins: Mapping[str, str], ranks: int, script: str, args: list[str]) -> list[Problem]:
+    """The batch must divide; otherwise the nearest batches that do, as commands."""
+    total, seq = config.total_batch_size, config.max_seq_len
+    if isinstance(config.device_batch_size, str):
+        if batch.device_choices(seq, ranks, total):
+            return []
+        device = 1
+    else:
+        device = config.device_batch_size
+        if batch.split(device, seq, ranks, total):
+            return []
+    what = (
+        f"total_batch_size {total} ({origins['total_batch_size']}) does not divide by device_batch_size {config.device_batch_size} "
+        f"({origins['device_batch_size']}) × max_seq_len {seq} ({origins['max_seq_len']}) × {ranks} ranks = {device * seq * ranks}"
+    )
+    fixes = [command(script, args, **{name: value}) for name, value in batch.repairs(device, seq, ranks, total)]
+    return [Problem(what, f"a multiple of {device * seq * ranks} tokens", fixes)]

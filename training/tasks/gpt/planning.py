@@ -1,0 +1,52 @@
+"""What a plan decides for a GPT: what fits the memory."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from training import resume
+from training.config import batch
+from training.data.tokenizer import vocab_of
+from training.host import fit, memory
+from training.host.decide import Choice
+from training.plan_common import Decided
+from training.request import Request
+
+
+def decide(request: Request, device: str, precision: Choice, compiled: Choice, room: int | None) -> Decided:
+    """`room`: free bytes for one rank."""
+    config, ranks = request.config, request.ranks
+    vocab = vocab_of(config.tokenizer, config.vocab_size)
+    shape = {"depth": config.depth, "vocab": vocab, "max_seq_len": config.max_seq_len}
+    notes = resume.check_model(request, shape) if request.resume_from else []
+    asked = memory.Load(
+        config.depth,
+        0,
+        config.max_seq_len,
+        vocab,
+        bf16=precision.value == "bf16",
+        compiled=compiled.value,
+        cuda=device == "cuda",
+        muon=config.optimizer == "muon",
+        ranks=ranks,
+        total_tokens=config.total_batch_size,
+        copy=device == "cpu",
+    )
+    fitting = fit.choose(asked, config, ranks, room)
+    split = batch.split(fitting.load.sequences, config.max_seq_len, ranks, config.total_batch_size) if fitting else None
+    assert fitting and split and request.source, "the request has been checked"
+    estimate = memory.estimate(fitting.load)
+    fields = {
+        "device_batch_size": fitting.sequences.record(),
+        "activation_checkpointing": fitting.blocks.record(),
+        "loss_chunks": fitting.chunks.record(),
+        "memory": estimate.record() | {"free_bytes": room, "load": asdict(fitting.load)},
+        "data": {"name": request.source.name, "files": len(request.source.files), "bytes": request.source.total_bytes},
+    }
+    promise = memory.PROMISE.get(Path(request.config_file).stem) if request.config_file else None
+    text = [
+        f"memory, estimated: {estimate.sentence()}" + (f"; the original authors promise {promise} of 32 GB" if promise else ""),
+        fitting.sentence(),
+    ]
+    return Decided(split, text, notes, fields, fitting.load)

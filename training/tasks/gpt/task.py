@@ -1,0 +1,134 @@
+"""A GPT trained on text: what the trainer asks for, as tokens need it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from training import heartbeat
+from training.config.schema import Config
+from training.data import tokens
+from training.data.prepare import Prepared, content
+from training.data.tokenizer import identity
+from training.data.tokenizer import of as tokenizer_of
+from training.data.tokens import Pair, TokenDataset
+from training.engine.optim import Optimizers
+from training.tasks.base import Task
+from training.tasks.gpt import optim
+from training.tasks.gpt.model import GPT, Frugal
+from training.tasks.gpt.shape import Shape, flops_per_token
+
+TEMPERATURE = 0.8
+
+
+class LanguageModel(Task):
+    """Validation in bits per byte: comparable between tokenizers, and between runs of any batch size."""
+
+    unit = "tokens"
+    pieces = "sequences"
+
+    def __init__(self, config: Config, device: torch.device, data: Prepared, frugal: Frugal) -> None:
+        super().__init__(None, config, device)
+        self.data, self.frugal, self.tokenizer = data, frugal, tokenizer_of(data)
+        self.shape = Shape(config.depth, data.vocab, config.max_seq_len)
+        self.random = config.dropout > 0
+
+    def model(self) -> GPT:
+        return GPT(self.shape, self.frugal, self.config.dropout)
+
+    def optimizers(self, model: nn.Module) -> Optimizers:
+        assert isinstance(model, GPT)
+        return optim.build(model, self.config)
+
+    def compile(self, model: nn.Module) -> None:
+        assert isinstance(model, GPT)
+        model.compile_parts()
+
+    def train_data(self) -> TokenDataset:
+        return tokens.dataset(self.data, "train", self.config.max_seq_len)
+
+    def val_data(self) -> TokenDataset:
+        return tokens.dataset(self.data, "val", self.config.max_seq_len)
+
+    def rows(self, part: str) -> TokenDataset:
+        return self.train_data() if part == "train" else self.val_data()
+
+    def arrive(self, batch: torch.Tensor) -> Pair:
+        return tokens.arrive(batch, self.device)
+
+    def count(self, batch: Pair) -> int:
+        return len(batch[0])
+
+    def loss(self, model: nn.Module, batch: Pair) -> torch.Tensor:
+        """Nats per token."""
+        loss: torch.Tensor = model(*batch)
+        return loss
+
+    def share(self, count: int, rank: int, ranks: int) -> range:
+        """The same sequences every time, shared evenly: at most `eval_tokens`, all ranks; none when there are fewer than one for each."""
+        each = min(count, max(ranks, self.config.eval_tokens // self.config.max_seq_len)) // ranks
+        return range(rank * each, (rank + 1) * each)
+
+    def why_not(self, count: int, ranks: int) -> str:
+        if self.share(count, 0, ranks):
+            return ""
+        found = f"{count} sequence{'' if count == 1 else 's'} of {self.config.max_seq_len} tokens"
+        wanted = f"one for each of {ranks} ranks" if ranks > 1 else "one"
+        return f"no validation: the text for it makes {found}, fewer than {wanted}; more text, or a smaller --max_seq_len"
+
+    def measure(self, model: nn.Module, batch: Pair) -> dict[str, torch.Tensor]:
+        """Separators are no bytes and are not predicted."""
+        inputs, targets = batch
+        told = self._byte_lengths()[targets]
+        targets = targets.masked_fill(told == 0, -1)
+        nats = model(inputs, targets, reduction="sum")
+        return {"nats": nats.double(), "tokens": (targets != -1).sum().double(), "bytes": told.sum().double()}
+
+    def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """loss: nats per token; bpb: bits per byte."""
+        return {"loss": sums["nats"] / sums["tokens"], "bpb": sums["nats"] / math.log(2) / sums["bytes"]}
+
+    def shown(self, scores: Mapping[str, float]) -> str:
+        return f"{scores['bpb']:.4f} bits per byte"
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "shape": asdict(self.shape),
+            "optimizer": self.config.optimizer,
+            "data": {"folder": Path(self.data.folder).name, "tokens_sha256": content(self.data)},
+            "tokenizer": identity(self.data),
+        }
+
+    def same_data(self, saved: Mapping[str, Any]) -> bool:
+        return bool(saved["data"]["tokens_sha256"] == content(self.data))
+
+    def describe(self, model: nn.Module) -> str:
+        return f"depth {self.config.depth}, {super().describe(model)}"
+
+    def flops(self, model: nn.Module) -> float:
+        return flops_per_token(self.shape)
+
+    def sample(self, model: nn.Module, folder: Path) -> str | None:
+        """Text that the model writes by itself, the same for the same weights and seed."""
+        if not self.config.sample_tokens:
+            return None
+        assert isinstance(model, GPT)
+        generator = torch.Generator().manual_seed(self.config.seed)
+        made = model.generate(
+            [self.tokenizer.bos], self.config.sample_tokens, TEMPERATURE, generator, lambda: heartbeat.current.beat("sample")
+        )
+        return self.tokenizer.decode(made)
+
+    def _byte_lengths(self) -> torch.Tensor:
+        if self._lengths is None:
+            self._lengths = torch.from_numpy(np.asarray(self.tokenizer.byte_lengths(), np.int64)).to(self.device)
+        return self._lengths
+
+    _lengths: torch.Tensor | None = None

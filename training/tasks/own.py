@@ -1,0 +1,106 @@
+"""A task of the user's own: one Python file with a class that is a Task, and its options as OPTIONS = {"name": default, …}."""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import Field, fields, make_dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from training.config.flags import ACTIONS, ALIASES, suggest
+from training.config.schema import FIELDS, VIDEO, option, shared
+from training.errors import Problem
+
+if TYPE_CHECKING:
+    import torch
+
+    from training.config.schema import Config
+    from training.tasks.base import Task
+
+OPTIONS = "OPTIONS"
+KINDS = ("bool", "int", "float", "str")
+
+
+def read(path: Path, origin: str) -> tuple[dict[str, Field[Any]], list[Problem]]:
+    """Its options as fields, without running it: that is for the ranks."""
+    said = f"task is {str(path)!r} ({origin})"
+    if path.suffix != ".py":
+        known = [str(FIELDS["task"].default), VIDEO]
+        fixes = [f"--task={near}" for near in suggest(str(path), known)]
+        return {}, [Problem(f"{said}, which is none", f"{', '.join(known)}, or a .py file of your own", fixes)]
+    if path.stem in (FIELDS["task"].default, VIDEO):  # by this name plans and checkpoints know it
+        return {}, [Problem(f"{said}, and {path.stem} is one that is built in", "another name for the file")]
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    except SyntaxError as error:
+        return {}, [Problem(f"{path}:{error.lineno}: {error.msg}: {(error.text or '').strip()!r}", "a Python file")]
+    except (OSError, ValueError, RecursionError) as error:
+        near = [p.name for p in path.parent.glob("*.py")] if os.path.isdir(path.parent) else []
+        fixes = [f"--task={path.with_name(name)}" for name in suggest(path.name, near)]
+        return {}, [Problem(f"{said}: it can not be read: {getattr(error, 'strerror', None) or error}", "a Python file", fixes)]
+    if not any(isinstance(node, ast.ClassDef) and node.bases for node in tree.body):
+        return {}, [Problem(f"{said}, and no class in it is a Task", "class MyTask(Task), as docs/tasks.md shows")]
+    given = [node for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign)) and _names(node) == [OPTIONS]]
+    found: dict[str, Field[Any]] = {}
+    problems: list[Problem] = []
+    for node in given:
+        where = f"{path}:{node.lineno}"
+        try:
+            options = ast.literal_eval(node.value or "")
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            options = None
+        if not isinstance(options, dict):
+            problems.append(Problem(f"{where}: {OPTIONS} can not be read without running the file", f'{OPTIONS} = {{"width": 64}}'))
+            continue
+        problems += [p for name, value in options.items() if (p := _problem(where, name, value))]
+        if not problems:
+            found |= _fields(options)
+    return found, problems
+
+
+def _names(node: ast.Assign | ast.AnnAssign) -> list[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def _problem(where: str, name: Any, value: Any) -> Problem | None:
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+        return Problem(f"{where}: the option {name!r} of {OPTIONS} is no name", "letters, digits and _")
+    if name in ACTIONS or name in ALIASES or (name in FIELDS and shared(name)):
+        return Problem(f"{where}: the option {name!r} of {OPTIONS} is a field of every training", "another name; self.config has that one")
+    if type(value).__name__ not in KINDS:
+        what = f"{where}: the option {name!r} of {OPTIONS} is a {type(value).__name__}"
+        return Problem(what, "a number, text, True or False")
+    return None
+
+
+def _fields(options: Mapping[str, Any]) -> dict[str, Field[Any]]:
+    """With the type of its default an option has the same checks as any field."""
+    made = make_dataclass("Options", [(n, type(v).__name__, option(v, "data", "of the task's own")) for n, v in options.items()])
+    return {f.name: f for f in fields(made)}
+
+
+def load(path: Path, options: Mapping[str, Any], config: Config, device: torch.device) -> Task:
+    """Run the file and make its task. Raises what it raises, and TypeError where no class in it is a task."""
+    import importlib.util
+    import inspect
+
+    from training.tasks.base import Task
+
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent))  # what stands beside it, as for a script
+    spec.loader.exec_module(module)
+    found = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, Task) and c.__module__ == path.stem]
+    whole = [c for c in found if not inspect.isabstract(c)]
+    if not whole:
+        lacks = "; ".join(f"{c.__name__} lacks {', '.join(sorted(c.__abstractmethods__))}" for c in found)
+        raise TypeError(f"{path} has no class that is a whole Task{f': {lacks}' if lacks else ''}")
+    return whole[-1](SimpleNamespace(**options), config, device)

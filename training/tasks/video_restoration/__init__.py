@@ -1,0 +1,1 @@
+"""Video restoration: frames in, frames out (deblurring, super-resolution), trained on paired folders of frames."""

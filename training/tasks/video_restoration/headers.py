@@ -1,0 +1,141 @@
+"""Do the frames fit the options? By the headers of a few of them; one that is damaged further on is told by who reads it.
+
+Imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from training.errors import Problem
+from training.tasks.video_restoration.listing import PARTS, Scan, some, told
+
+LOOKED_AT = 6  # clips of a part whose first frames' headers are read
+MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA"}  # of Pillow: 8 bits a colour
+WINDOW = 11  # SSIM's
+CAMERA = "--spike_h=250 --spike_w=400"  # of the spike camera in most public recordings
+Size = tuple[int, int]  # width, height
+
+
+def check(options: Any, part: str, scan: Scan, origins: Mapping[str, str]) -> list[Problem]:
+    problems: list[Problem] = []
+    sizes: dict[str, tuple[Size, Size]] = {}  # clip → sharp, blurred
+    for clip in scan.clips[:: max(1, len(scan.clips) // LOOKED_AT)][:LOOKED_AT]:
+        gt, lq = _size(clip.gt[0], problems), _size(clip.lq[0], problems)
+        if clip.spike:
+            problems += _spikes(options, PARTS[part], clip.spike, origins)
+        if problems or gt is None or lq is None:
+            return problems  # the other clips are most likely the same
+        sizes[clip.name] = gt, lq
+    return _fit(options, part, sizes, origins)
+
+
+def _fit(options: Any, part: str, sizes: dict[str, tuple[Size, Size]], origins: Mapping[str, str]) -> list[Problem]:
+    problems, scale = [], int(options.scale)
+    unequal = {name: pair for name, pair in sizes.items() if _scaled(pair[1], scale) != pair[0]}
+    if unequal:
+        gt, lq = next(iter(unequal.values()))
+        named = some([f"{name} ({_said(gt)} and {_said(lq)})" for name, (gt, lq) in unequal.items()])
+        what = f"{told(options, 'scale', origins)}, but sharp and blurred frames have the sizes of {named}"
+        fixes = [f"--scale={other}" for other in (1, 2, 4) if _scaled(lq, other) == gt]
+        problems.append(Problem(what, "sharp frames as many times as large as blurred ones", fixes))
+    least = min(min(gt) for gt, _ in sizes.values())
+    small = some([f"{name} ({_said(gt)})" for name, (gt, _) in sizes.items() if min(gt) < options.gt_size])
+    crop = [f"--gt_size={least // scale * scale}"]
+    if part == "val":
+        if least < WINDOW:
+            what = f"{told(options, 'test_dataroot_gt', origins)}: frames of {least} pixels are smaller than SSIM's window"
+            problems.append(Problem(what, f"{WINDOW} pixels on each side, or more"))
+    elif least < options.gt_size:
+        problems.append(Problem(f"{told(options, 'gt_size', origins)}, but frames are smaller: {small}", "the frames' size or less", crop))
+    elif options.gt_size == 0 and len({gt for gt, _ in sizes.values()}) > 1:
+        named = some([f"{name} {_said(gt)}" for name, (gt, _) in sizes.items()])
+        what = f"{told(options, 'gt_size', origins)}: whole frames, but clips have different sizes: {named}"
+        problems.append(Problem(what, "a crop that fits into all of them", crop))
+    return problems
+
+
+def _scaled(size: Size, scale: int) -> Size:
+    return size[0] * scale, size[1] * scale
+
+
+def _said(size: Size) -> str:
+    return f"{size[0]} × {size[1]}"
+
+
+def _size(file: str, problems: list[Problem]) -> Size | None:
+    """(width, height) from a picture's header."""
+    import warnings
+
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's about very large pictures
+            with Image.open(file) as picture:
+                size, mode = picture.size, picture.mode
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        why = getattr(error, "strerror", None) or "no picture that Pillow can read"
+        problems.append(Problem(f"{file}: {why}", "PNG, JPEG, BMP, TIFF or WebP"))
+        return None
+    if mode not in MODES:
+        problems.append(Problem(f"{file} has pixels of the kind {mode}", "8 bits a colour"))
+        return None
+    return size
+
+
+def _spikes(options: Any, prefix: str, files: tuple[str, ...], origins: Mapping[str, str]) -> list[Problem]:
+    """Do the spike files of a clip hold what the options say? Sizes and headers only."""
+    file = files[0]
+    if file.endswith(".dat"):
+        height, width = options.spike_h, options.spike_w
+        if not height or not width:
+            name = "spike_w" if height else "spike_h"
+            what = f"{told(options, name, origins)}, but {told(options, prefix + 'dataroot_spike', origins)} has raw spikes such as {file}"
+            return [Problem(what, "height and width of the spike camera, in pixels", [CAMERA])]
+        if height * width % 8:
+            what = f"spike_h {height} × spike_w {width} is no whole number of bytes"
+            return [Problem(what, "the size of the spike camera", [CAMERA])]
+        for one in (files[0], files[-1]):
+            size, plane = Path(one).stat().st_size, height * width // 8
+            if size == 0 or size % plane:
+                what = f"{one} has {size} bytes, no multiple of the {plane} of a plane of {height} × {width} spikes (spike_h, spike_w)"
+                return [Problem(what, "spike_h and spike_w of the camera that recorded it", [CAMERA])]
+            if size // plane < options.spike_channels:
+                what = f"{told(options, 'spike_channels', origins)}, but {one} has {size // plane} planes of spikes"
+                return [Problem(what, "so many planes or fewer", [f"--spike_channels={size // plane}"])]
+        return []
+    if file.endswith(".npy"):
+        planes = npy_planes(file)
+        if planes is None:
+            return [Problem(f"{file} is no array of numbers (height, width) or (planes, height, width)", "numpy.save of such an array")]
+    else:
+        problems: list[Problem] = []
+        if _size(file, problems) is None:
+            return problems
+        planes = 1
+    if planes < options.spike_channels:
+        what = f"{told(options, 'spike_channels', origins)}, but {file} has {planes}"
+        return [Problem(what, "so many or fewer", [f"--spike_channels={planes}"])]
+    return []
+
+
+def npy_planes(file: str) -> int | None:
+    """Of an array (planes, height, width) or (height, width) on disk, by its header; None: something else.
+
+    numpy's own reader would load numpy into the process that plans.
+    """
+    try:
+        with open(file, "rb") as data:
+            magic = data.read(8)
+            size = int.from_bytes(data.read(2 if magic[6:7] == b"\x01" else 4), "little")
+            header = ast.literal_eval(data.read(min(size, 10_000)).decode("latin-1").strip())
+        shape, kind = header["shape"], str(header["descr"])
+    except (OSError, ValueError, SyntaxError, KeyError, TypeError):
+        return None
+    if magic[:6] != b"\x93NUMPY" or kind[1:2] not in ("b", "i", "u", "f") or not all(isinstance(n, int) and n > 0 for n in shape):
+        return None
+    return {2: 1, 3: shape[0]}.get(len(shape))

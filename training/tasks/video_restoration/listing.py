@@ -1,0 +1,244 @@
+"""Which clips there are: folders of frames in pairs, and a spike channel's files beside them. Names only, no picture is opened.
+
+KAIR: dataroot_gt/CLIP/FRAME.png and dataroot_lq/CLIP/FRAME.png. GoPro: dataroot_gt/CLIP/sharp/FRAME.png and CLIP/blur/FRAME.png.
+Spikes: dataroot_spike/CLIP/FRAME.dat (.npy, .png) or CLIP/spike/FRAME.dat.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.errors import Problem
+
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
+SPIKES = (".dat", ".npy", ".png")
+PARTS = {"train": "", "val": "test_"}  # part → how its options begin
+INNER = {"gt": "sharp", "lq": "blur", "spike": "spike"}  # a folder in CLIP that may hold the frames
+MAKE = "python -m training.tasks.make_blur_video"
+LAYOUT = "DATAROOT/CLIP/FRAME.png, one folder a clip, or DATAROOT/CLIP/sharp and CLIP/blur"
+Frames = dict[str, str]  # a frame's name without suffix → its file, in their order
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One clip: files of the same frames, in their order. `spike` is empty without such a channel."""
+
+    name: str
+    gt: tuple[str, ...]
+    lq: tuple[str, ...]
+    spike: tuple[str, ...]
+
+
+class Scan:
+    """The clips of a part ("train" or "val"), and what is wrong with its folders."""
+
+    def __init__(self, options: Any, part: str, origins: Mapping[str, str] | None = None) -> None:
+        self.options, self.prefix, self.origins = options, PARTS[part], origins or {}
+        self.clips: list[Clip] = []
+        self.problems: list[Problem] = []
+        gt, lq, spike = (getattr(options, self.prefix + name) for name in ("dataroot_gt", "dataroot_lq", "dataroot_spike"))
+        if not gt:
+            self._nothing(part, lq, spike)
+            return
+        roots = {"gt": gt, "lq": lq or gt} | ({"spike": spike} if spike else {})
+        for kind, root in roots.items():
+            if kind != "lq" or lq:
+                self.problems += missing(self.said(f"dataroot_{kind}"), self.prefix + f"dataroot_{kind}", root)
+        if not self.problems:
+            self._pairs({kind: expanded(root) for kind, root in roots.items()}, part)
+
+    def said(self, name: str) -> str:
+        """An option with its value and origin."""
+        return told(self.options, self.prefix + name, self.origins)
+
+    def _nothing(self, part: str, lq: str, spike: str) -> None:
+        if part == "train":
+            fixes = [MAKE, "--dataroot_gt=data/blur_video/train"]
+            self.problems.append(Problem(self.said("dataroot_gt") + ": nothing to train on", LAYOUT, fixes))
+        elif lq or spike:
+            name = "dataroot_lq" if lq else "dataroot_spike"
+            what = f"{self.said(name)}, but {self.prefix}dataroot_gt is empty: nothing to compare with"
+            self.problems.append(Problem(what, "both, or neither of them", [f"--{self.prefix}dataroot_gt=FOLDER"]))
+
+    def _pairs(self, roots: dict[str, Path], part: str) -> None:
+        wanted = self._listed() if part == "train" and self.options.meta_info_file else None
+        if self.problems:
+            return
+        names = sorted(wanted, key=_natural) if wanted else _folders(roots["gt"])
+        alone: dict[str, list[str]] = {"gt": [], "lq": [], "spike": []}
+        uneven: dict[str, list[str]] = {"lq": [], "spike": []}
+        for name in names:
+            found = {kind: _frames(root / name, kind) for kind, root in roots.items()}
+            if not found["gt"]:
+                alone["gt"] += [name] if wanted else []  # some other folder
+                continue
+            if found["lq"] == found["gt"]:  # one root, no folder of blurred frames in the clip
+                found["lq"] = {}
+            if wanted and wanted[name] is not None:
+                count, first = wanted[name] or (0, 0)
+                found["gt"] = {stem: file for stem, file in found["gt"].items() if first <= _number(stem) < first + count}
+                if len(found["gt"]) != count:
+                    uneven.setdefault("meta", []).append(f"{name} ({count} listed from {first}, {len(found['gt'])} there)")
+                    continue
+                found["lq"] = {stem: file for stem, file in found["lq"].items() if stem in found["gt"]}
+            for kind in set(found) - {"gt"}:
+                # A spike camera may have recorded more than there are pictures.
+                absent = found["gt"].keys() - found[kind].keys() or (found[kind].keys() - found["gt"].keys() if kind == "lq" else set())
+                if not found[kind]:
+                    alone[kind].append(name)
+                elif absent:
+                    uneven[kind].append(f"{name} ({len(found['gt'])} and {len(found[kind])} frames, not both have {min(absent)})")
+            spikes = tuple(found["spike"].get(stem, "") for stem in found["gt"]) if "spike" in found else ()
+            self.clips.append(Clip(name, tuple(found["gt"].values()), tuple(found["lq"].get(s, "") for s in found["gt"]), spikes))
+        self._tell(roots, alone, uneven)
+
+    def _tell(self, roots: dict[str, Path], alone: dict[str, list[str]], uneven: dict[str, list[str]]) -> None:
+        """What is wrong with the pairs; the clips are of no use then."""
+        lq = "dataroot_lq" if getattr(self.options, self.prefix + "dataroot_lq") else "dataroot_gt"
+        where = {"lq": (lq, "blurred frames"), "spike": ("dataroot_spike", "spikes")}
+        if alone["gt"]:
+            what = f"{told(self.options, 'meta_info_file', self.origins)} names what is not in {roots['gt']}: {some(alone['gt'])}"
+            self.problems.append(Problem(what, "clips of dataroot_gt", self._near(roots["gt"], alone["gt"][0])))
+        elif not self.clips and not uneven.get("meta"):
+            self.problems.append(Problem(f"{self.said('dataroot_gt')}: no clips in this folder", LAYOUT, self._inside(roots["gt"])))
+        if uneven.get("meta"):
+            what = f"{told(self.options, 'meta_info_file', self.origins)} lists other frames than there are: {some(uneven['meta'])}"
+            self.problems.append(Problem(what, "CLIP FRAMES SHAPE FIRST_FRAME in each line, or CLIP alone", ["--meta_info_file="]))
+        for kind, (option, kinds) in where.items():
+            if alone[kind]:
+                fixes = [f"--{self.prefix}dataroot_{kind}=FOLDER"]
+                what = f"{self.said(option)}: no {kinds} for {some(alone[kind])}"
+                self.problems.append(Problem(what, f"CLIP or CLIP/{INNER[kind]} for every clip of dataroot_gt", fixes))
+            if uneven[kind]:
+                what = f"{self.said(option)}: other frames than in {self.prefix}dataroot_gt: {some(uneven[kind])}"
+                self.problems.append(Problem(what, "for every sharp frame a file of the same name"))
+        if self.problems:
+            self.clips = []
+
+    def _inside(self, root: Path) -> list[str]:
+        """A folder in it that has clips: GOPRO_Large is not its train folder."""
+        inner = [root / name for name in _folders(root)]
+        return [f"--{self.prefix}dataroot_gt={shlex.quote(str(f))}" for f in inner if any(_frames(f / n, "gt") for n in _folders(f)[:3])][
+            :2
+        ]
+
+    def _near(self, root: Path, name: str) -> list[str]:
+        near = difflib.get_close_matches(name, _folders(root), n=1)
+        return [f"{near[0]} instead of {name} in that file"] if near else ["--meta_info_file="]
+
+    def _listed(self) -> dict[str, tuple[int, int] | None]:
+        """The clips of meta_info_file: name → (frames, number of the first), as far as a line says it."""
+        file, said = expanded(self.options.meta_info_file), told(self.options, "meta_info_file", self.origins)
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            what = error.strerror if isinstance(error, OSError) else "no text"
+            self.problems.append(Problem(f"{said}: can not be read: {what}", "a file with a clip in each line", ["--meta_info_file="]))
+            return {}
+        found: dict[str, tuple[int, int] | None] = {}
+        for number, line in enumerate(lines, 1):
+            words = line.split()
+            if not words:
+                continue
+            counts = [words[1], words[3]] if len(words) == 4 else [words[1], "0"] if len(words) > 1 else []
+            if len(words) > 4 or not all(w.isascii() and w.isdecimal() for w in counts) or words[0].startswith(("/", "..")):
+                allowed = "CLIP FRAMES SHAPE FIRST_FRAME in each line, or CLIP alone"
+                self.problems.append(Problem(f"{said}: line {number} is {line[:80]!r}", allowed))
+                return {}
+            found[words[0]] = (int(counts[0]), int(counts[1])) if len(words) == 4 else None
+        if not found:
+            self.problems.append(Problem(f"{said}: no clip in it", "a file with a clip in each line", ["--meta_info_file="]))
+        return found
+
+
+def expanded(root: str) -> Path:
+    return Path(os.path.expanduser(root))  # noqa: PTH111 – Path.expanduser raises for an unknown user
+
+
+def told(options: Any, name: str, origins: Mapping[str, str]) -> str:
+    """An option for people: its value, and where that came from."""
+    origin = origins.get(name, "")
+    return f"{name} is {getattr(options, name)!r}" + (f" ({origin})" if origin else "")
+
+
+def some(names: list[str], limit: int = 3) -> str:
+    rest = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def missing(said: str, option: str, root: str) -> list[Problem]:
+    """A root that is no folder of frames."""
+    path = expanded(root)
+    if path.suffix == ".lmdb":
+        there = [f"--{option}={shlex.quote(str(path.with_suffix('')))}"] if path.with_suffix("").is_dir() else []
+        return [Problem(f"{said}: an lmdb database is not read", f"folders of frames: {LAYOUT}", there or [f"--{option}=FOLDER"])]
+    if path.is_dir():
+        try:
+            with os.scandir(path):
+                return []
+        except OSError as error:
+            return [Problem(f"{said}: {error.strerror}", "a folder that can be read", [f"chmod u+rx {shlex.quote(str(path))}"])]
+    if os.path.exists(path):
+        return [Problem(f"{said}: a file, no folder", LAYOUT)]
+    return [Problem(f"{said}: no such folder", LAYOUT, _nearest(option, path))]
+
+
+def _nearest(option: str, path: Path) -> list[str]:
+    """The folder that a person may have meant: one name along the path was typed wrong."""
+    fixes = [MAKE] if "blur_video" in path.parts else []
+    parent = path.absolute()
+    while not parent.parent.is_dir():
+        parent = parent.parent
+    near = difflib.get_close_matches(parent.name, _folders(parent.parent), n=1, cutoff=0.6)
+    if near:
+        found = parent.parent / near[0] / path.absolute().relative_to(parent)
+        if found.is_dir():
+            return [f"--{option}={shlex.quote(os.path.relpath(found) if not path.is_absolute() else str(found))}", *fixes]
+    return fixes
+
+
+def _folders(root: Path) -> list[str]:
+    try:
+        with os.scandir(root) as entries:
+            return sorted((e.name for e in entries if not e.name.startswith(".") and e.is_dir()), key=_natural)
+    except OSError:  # gone or closed: as without folders, which is told
+        return []
+
+
+def _frames(clip: Path, kind: str) -> Frames:
+    """The frames of a clip's folder or, where there is one, of its inner folder."""
+    suffixes = SPIKES if kind == "spike" else PICTURES
+    for folder in (clip / INNER[kind], clip):
+        try:
+            with os.scandir(folder) as entries:
+                names = [e.name for e in entries if not e.name.startswith(".")]
+        except OSError:  # no such folder
+            continue
+        parts = (name.rpartition(".") for name in names)
+        found = {stem: f"{folder}/{stem}.{suffix}" for stem, _, suffix in parts if f".{suffix.lower()}" in suffixes}
+        if found:
+            return {stem: found[stem] for stem in _sorted(found)}
+    return {}
+
+
+def _sorted(stems: Iterable[str]) -> list[str]:
+    """By name; by number where names are numbers of different lengths."""
+    plain = sorted(stems)
+    return plain if len({len(stem) for stem in plain}) == 1 else sorted(plain, key=_natural)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _number(stem: str) -> int:
+    """Of a frame: the last number in its name; -1 without one."""
+    digits = re.findall(r"\d+", stem)
+    return int(digits[-1]) if digits else -1

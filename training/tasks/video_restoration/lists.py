@@ -1,0 +1,22 @@
+"""Options that are texts with commas: 1,2 or 0.9,0.99."""
+
+from __future__ import annotations
+
+import math
+
+
+def whole(text: str) -> list[int]:
+    """Raises ValueError."""
+    return [int(word) for word in _words(text)]
+
+
+def numbers(text: str) -> list[float]:
+    """Finite ones. Raises ValueError."""
+    found = [float(word) for word in _words(text)]
+    if not all(math.isfinite(x) for x in found):
+        raise ValueError(text)
+    return found
+
+
+def _words(text: str) -> list[str]:
+    return text.split(",") if text.strip() else []

@@ -1,0 +1,250 @@
+"""What make_blur_video does: its command line, and rendered clips in folders. Whole or not at all: a folder beside, then a rename."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from training.config.flags import suggest
+from training.errors import Problem, UserError
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMAND = "python -m training.tasks.make_blur_video"
+NEXT = "./launch_train.sh 2 configs/video/quickstart.py"
+SWITCHES = ("spikes", "force", "help")
+NUMBERS = {"clips": (1, 1000), "frames": (2, 1000), "seed": (0, (1 << 63) - 1)}
+LAYOUTS = ("gopro", "kair")
+SIDE = (32, 2048)  # pixels; a multiple of 8, so that the raw spikes of a frame fill whole bytes
+VALIDATION = 4  # one clip for validation for so many for training
+PLANES = 32  # moments of the spike camera in a frame
+SPIKE_CHANNELS = 4  # what the next command makes of them: how the light moved while the shutter was open
+PNG_LEVEL = 1  # of zlib: three times as quick as usual, a tenth larger
+
+
+@dataclass
+class Chosen:
+    folder: Path = ROOT / "data" / "blur_video"
+    clips: int = 16
+    frames: int = 20
+    size: tuple[int, int] = (128, 128)  # width, height
+    seed: int = 1
+    layout: str = "gopro"
+    spikes: bool = False
+    force: bool = False
+    help: bool = False
+
+
+def parse(argv: list[str]) -> Chosen:
+    """The command line, checked. Raises UserError with everything that is wrong with it."""
+    chosen, problems, words, given = Chosen(), [], list(argv), dict[str, str]()
+    names = [f.name for f in fields(Chosen) if f.name != "folder"]
+    while words:
+        word = words.pop(0)
+        if word == "-h":
+            word = "--help"
+        if not word.startswith("-"):
+            if "folder" in given:
+                problems.append(Problem(f"{word!r} is a second folder after {given['folder']!r}", "one folder"))
+            given.setdefault("folder", word)
+            continue
+        typed, equals, value = word.lstrip("-").partition("=")
+        name = typed.replace("-", "_")
+        if name not in names or not word.startswith("--"):
+            near = suggest(name, names)
+            problems.append(Problem(f"{word.partition('=')[0]} is not a known flag", "", [f"--{n}" for n in near] or [f"{COMMAND} --help"]))
+            if not equals and words and not words[0].startswith("-") and near and near[0] not in SWITCHES:
+                words.pop(0)  # its value, and no folder
+            continue
+        if name not in SWITCHES and not equals and words and not words[0].startswith("--"):
+            value = words.pop(0)
+        if name not in SWITCHES and not value:
+            problems.append(Problem(f"--{typed} has no value", f"--{typed}=VALUE"))
+        elif name in SWITCHES and equals:
+            problems.append(Problem(f"--{typed} has the value {value!r}", "no value", [f"--{typed}"]))
+        elif given.setdefault(name, value) != value:
+            problems.append(Problem(f"--{typed} is given twice, as {given[name]!r} and {value!r}", "once"))
+        else:
+            problem = _set(chosen, name, value)
+            problems += [problem] if problem else []
+    if "folder" in given:
+        chosen.folder = Path(os.path.expanduser(given["folder"])).absolute()  # noqa: PTH111 – Path.expanduser raises for an unknown user
+    if not chosen.help and not problems:
+        problems = _room(chosen)
+    if problems and not chosen.help:
+        raise UserError(problems)
+    return chosen
+
+
+def _set(chosen: Chosen, name: str, value: str) -> Problem | None:
+    if name in SWITCHES:
+        setattr(chosen, name, True)
+    elif name == "layout":
+        if value not in LAYOUTS:
+            return Problem(f"--layout is {value!r}", " or ".join(LAYOUTS), [f"--layout={n}" for n in suggest(value, list(LAYOUTS))[:1]])
+        chosen.layout = value
+    elif name == "size":
+        sides = value.lower().replace("×", "x").split("x")
+        low, high = SIDE
+        if len(sides) > 2 or not all(_whole(s) and low <= int(s) <= high and int(s) % 8 == 0 for s in sides):
+            return Problem(
+                f"--size is {value!r}", f"a multiple of 8 from {low} to {high}, or WIDTHxHEIGHT", ["--size=128", "--size=160x96"]
+            )
+        chosen.size = (int(sides[0]), int(sides[-1]))
+    else:
+        low, high = NUMBERS[name]
+        if not _whole(value) or not low <= int(value) <= high:
+            return Problem(f"--{name} is {value!r}", f"a whole number from {low} to {high}", [f"--{name}={getattr(Chosen, name)}"])
+        setattr(chosen, name, int(value))
+    return None
+
+
+def _whole(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 20
+
+
+def _room(chosen: Chosen) -> list[Problem]:
+    """Is the folder ours to fill?"""
+    folder, shown = chosen.folder, shlex.quote(str(chosen.folder))
+    if not os.path.lexists(folder):
+        return []
+    if not folder.is_dir() or folder.is_symlink():
+        return [Problem(f"{folder} is there and is no folder", "a folder that is empty or not there yet", [f"{COMMAND} {shown}_2"])]
+    try:
+        inside = sorted(os.listdir(folder))
+    except OSError as error:
+        return [Problem(f"{folder} can not be read: {error.strerror}", "a folder that is empty or not there yet")]
+    if not inside or (chosen.force and all(_made_here(folder, name) for name in inside)):
+        return []
+    fixes = [f"{COMMAND} {shown}_2"]
+    if not chosen.force:
+        return [Problem(f"{folder} is not empty", "an empty folder; --force replaces it", [f"{COMMAND} {shown} --force", *fixes])]
+    foreign = next(name for name in inside if not _made_here(folder, name))
+    return [Problem(f"{folder} holds {foreign!r}, which was not made here: it is not replaced", "an empty folder", fixes)]
+
+
+def _made_here(folder: Path, name: str) -> bool:
+    """--force deletes what make() made, and nothing else."""
+    return ((folder / name).is_dir() and name in ("train", "test")) or name.startswith(("train_", "test_", "meta_info_"))
+
+
+def need_packages(argv: list[str]) -> None:
+    """Where this Python has no Pillow or numpy, the project's own goes on in its place. Raises UserError where there is none."""
+    lacks = [name for name, module in (("numpy", "numpy"), ("Pillow", "PIL")) if importlib.util.find_spec(module) is None]
+    own = ROOT / ".venv/bin/python"
+    if not lacks:
+        return
+    if own.is_file() and not own.parent.parent.samefile(sys.prefix):
+        os.execv(own, [str(own), str(ROOT / "lib/run_module.py"), "training.tasks.make_blur_video", *argv])
+    what = f"{sys.executable} has no {' and no '.join(lacks)}"
+    raise UserError(Problem(what, "the environment that the first launch makes", ["./launch_train.sh 1 --dry_run --device=cpu", COMMAND]))
+
+
+def make(chosen: Chosen) -> str:
+    """Render everything; returns what was made and what to do next. Raises OSError."""
+    begin = time.monotonic()
+    chosen.folder.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=f".{chosen.folder.name}.", dir=chosen.folder.parent))
+    try:
+        beside.chmod(0o755)  # mkdtemp's own is for one person
+        validation = max(1, chosen.clips // VALIDATION)
+        for number in range(chosen.clips + validation):
+            part = "train" if number < chosen.clips else "test"
+            _clip(chosen, beside, part, number if part == "train" else number - chosen.clips)
+            _progress(number + 1, chosen.clips + validation, chosen.frames, time.monotonic() - begin)
+        if chosen.layout == "kair":
+            lines = [f"{_name(n)} {chosen.frames} ({chosen.size[1]},{chosen.size[0]},3) 0\n" for n in range(chosen.clips)]
+            (beside / "meta_info_train_GT.txt").write_text("".join(lines))
+        _replace(beside, chosen.folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)  # it is renamed, or of no use
+    took = time.monotonic() - begin
+    width, height = chosen.size
+    spikes = f", with {PLANES} planes of spikes each" if chosen.spikes else ""
+    for_training = f"{chosen.clips} clip{'' if chosen.clips == 1 else 's'} for training and {validation} for validation"
+    return (
+        f"{for_training}, {chosen.frames} frames of {width} × {height} each{spikes}, "
+        f"in {chosen.folder} ({took:.0f} s)\nnext: {_next(chosen)}"
+    )
+
+
+def _name(number: int) -> str:
+    return f"clip_{number:03d}"
+
+
+def _clip(chosen: Chosen, top: Path, part: str, number: int) -> None:
+    import numpy as np
+    from PIL import Image
+
+    from training.tasks.video_restoration import scenes
+
+    width, height = chosen.size
+    random = np.random.default_rng([chosen.seed, 0 if part == "train" else 1, number])
+    scene = scenes.Scene(random, height, width)
+    camera = scenes.SpikeCamera(random, height, width)
+    folders = _folders(chosen, top, part, _name(number))
+    for folder in folders.values():
+        folder.mkdir(parents=True)
+    for frame in range(chosen.frames):
+        blurred, sharp, lights = scene.frame(frame)
+        Image.fromarray(scenes.encoded(blurred)).save(folders["blur"] / f"{frame:06d}.png", compress_level=PNG_LEVEL)
+        Image.fromarray(scenes.encoded(sharp)).save(folders["sharp"] / f"{frame:06d}.png", compress_level=PNG_LEVEL)
+        if chosen.spikes:  # a spike camera's picture stands on its head, the first pixel is the lowest bit
+            planes = camera.planes(lights, PLANES)[:, ::-1]
+            np.packbits(planes.reshape(-1), bitorder="little").tofile(folders["spike"] / f"{frame:06d}.dat")
+
+
+def _folders(chosen: Chosen, top: Path, part: str, name: str) -> dict[str, Path]:
+    if chosen.layout == "gopro":
+        found = {kind: top / part / name / kind for kind in ("blur", "sharp", "spike")}
+    else:
+        found = {
+            "blur": top / f"{part}_GT_blurred" / name,
+            "sharp": top / f"{part}_GT" / name,
+            "spike": top / f"{part}_spike" / name / "spike",
+        }
+    return found if chosen.spikes else {kind: folder for kind, folder in found.items() if kind != "spike"}
+
+
+def _replace(made: Path, folder: Path) -> None:
+    """Put the new folder in its place; an old one (see _room) goes last, when the new one is there."""
+    old = None
+    if folder.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
+        folder.rename(old / folder.name)
+    made.rename(folder)
+    if old is not None:
+        shutil.rmtree(old)
+
+
+def _progress(done: int, clips: int, frames: int, seconds: float) -> None:
+    """One line that is drawn again on a terminal; elsewhere every quarter."""
+    text = f"clip {done} of {clips}, {done * frames / max(seconds, 1e-9):.0f} frames/s"
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text}" + ("\n" if done == clips else ""))
+        sys.stderr.flush()
+    elif done == clips or (done * 4) // clips > ((done - 1) * 4) // clips:
+        print(text, file=sys.stderr)
+
+
+def _next(chosen: Chosen) -> str:
+    """The command that trains on it."""
+    if (chosen.folder, chosen.layout, chosen.spikes) == (Chosen.folder, "gopro", False):
+        return NEXT  # what the configuration says itself
+    width, height = chosen.size
+    flags: dict[str, object] = {}
+    for part, prefix in (("train", ""), ("test", "test_")):
+        found = _folders(chosen, chosen.folder, part, "CLIP")
+        # In the GoPro layout blurred and sharp frames have one root.
+        roots = {kind: folder.parents[0 if folder.name == "CLIP" else 1] for kind, folder in found.items()}
+        names = {"sharp": "dataroot_gt", "spike": "dataroot_spike"} | ({"blur": "dataroot_lq"} if roots["blur"] != roots["sharp"] else {})
+        flags |= {prefix + names[kind]: folder for kind, folder in roots.items() if kind in names}
+    if chosen.spikes:
+        flags |= {"spike_h": height, "spike_w": width, "spike_channels": SPIKE_CHANNELS}
+    return NEXT + "".join(f" --{name}={shlex.quote(str(value))}" for name, value in flags.items())

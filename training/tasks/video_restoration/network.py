@@ -1,0 +1,107 @@
+"""Frames in, frames out: a bidirectional recurrent network, compact enough for a CPU.
+
+As BasicVSR (Chan 2021, arXiv:2012.02181): features travel from the last frame to the first and back, so that each frame sees all
+others. Instead of its optical flow, every frame's features see how the frames before and after it differ from it; and the blocks
+multiply features (as the gates of NAFNet, arXiv:2204.04676), so that what is sharpened can follow the movement that was found. The
+features keep the input's resolution: at half of it the same arithmetic learned less than half as much. The result is the input,
+enlarged, plus what the network adds.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+SLOPE = 0.1  # of leaky ReLU, as in BasicVSR
+DETAIL = 5  # pixels around one whose mean is taken off: sharpening needs what is left, which is small beside the light itself
+GAIN = 8.0  # so it is made larger; without both a network learned half as much in its first hundred steps
+START = 0.3  # what a block adds begins so much smaller, so that a stack of them keeps its scale
+
+
+class Block(nn.Module):
+    """x plus a product of features; `width` is even."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = _conv(width, width), _conv(width // 2, width)
+        for conv in (self.first, self.second):
+            nn.init.kaiming_normal_(conv.weight, nonlinearity="linear")
+            nn.init.zeros_(conv.bias)
+        with torch.no_grad():
+            self.second.weight.mul_(START)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        what, where = self.first(x).chunk(2, 1)
+        return x + self.second(what * where)
+
+
+class Way(nn.Module):
+    """One step in one direction: a frame's features and what has travelled so far, to what travels on."""
+
+    def __init__(self, incoming: int, width: int, blocks: int) -> None:
+        super().__init__()
+        self.mix = _conv(incoming, width)
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(blocks)))
+
+    def forward(self, *features: torch.Tensor) -> torch.Tensor:
+        return self.blocks(F.leaky_relu(self.mix(torch.cat(features, 1)), SLOPE))
+
+
+class Recurrent(nn.Module):
+    """(B, T, C, h, w) → (B, T, 3, h × scale, w × scale); the first three channels are the picture, 0 … 1, and so is the result,
+    a little beyond it at times.
+
+    `width`: channels of the features, even; `blocks`: residual blocks of each direction; `scale`: 1, 2 or 4.
+    """
+
+    def __init__(self, channels: int, width: int, blocks: int, scale: int) -> None:
+        super().__init__()
+        self.scale = scale
+        self.stem = _conv(4 * channels, width)
+        self.backward_way = Way(2 * width, width, blocks)
+        self.forward_way = Way(3 * width, width, blocks)
+        self.last = _conv(2 * width, width)
+        self.out = _conv(width, 3 * scale**2)
+        # The first result is the input itself: training starts from what is there, not from noise.
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, frames: torch.Tensor) -> torch.Tensor:
+        seen = self._stem(frames.transpose(0, 1))  # frame by frame, each in one piece of memory
+        still = torch.zeros_like(seen[0])
+        travelled, back = still, [still] * len(seen)
+        for step in reversed(range(len(seen))):
+            travelled = self.backward_way(seen[step], travelled)
+            back[step] = travelled
+        travelled, forth = still, [still] * len(seen)
+        for step in range(len(seen)):
+            travelled = self.forward_way(seen[step], back[step], travelled)
+            forth[step] = travelled
+        both = torch.cat([torch.cat(back), torch.cat(forth)], 1)
+        added = self.out(F.leaky_relu(self.last(both), SLOPE))
+        if self.scale > 1:
+            added = F.pixel_shuffle(added, self.scale)
+        return enlarged(frames, self.scale).float() + added.float().unflatten(0, (len(seen), -1)).transpose(0, 1)
+
+    def _stem(self, frames: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """(T, B, …) → features of each frame: of its light, its detail, and its difference from the frames before and after it."""
+        before, after = torch.cat([frames[:1], frames[:-1]]), torch.cat([frames[1:], frames[-1:]])
+        flat = frames.flatten(0, 1)
+        detail = flat - F.avg_pool2d(flat, DETAIL, stride=1, padding=DETAIL // 2, count_include_pad=False)
+        changes = [(other - frames).flatten(0, 1) for other in (before, after)]
+        seen = F.leaky_relu(self.stem(torch.cat([flat - 0.5, *(GAIN * x for x in (detail, *changes))], 1)), SLOPE)
+        return seen.unflatten(0, frames.shape[:2]).unbind(0)
+
+
+def enlarged(frames: torch.Tensor, scale: int) -> torch.Tensor:
+    """The pictures alone, (B, T, 3, h × scale, w × scale): what there is without a network."""
+    pictures = frames[:, :, :3]
+    if scale == 1:
+        return pictures
+    large = F.interpolate(pictures.flatten(0, 1), scale_factor=float(scale), mode="bilinear", align_corners=False)
+    return large.unflatten(0, frames.shape[:2])
+
+
+def _conv(incoming: int, outgoing: int) -> nn.Conv2d:
+    return nn.Conv2d(incoming, outgoing, 3, padding=1)

@@ -1,0 +1,93 @@
+"""Video restoration as the trainer sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from training.tasks.base import Task
+from training.tasks.video_restoration import dataset, folders, inference, lists, metrics, network, schedule, strip
+
+
+class VideoRestoration(Task):
+    """`options`: see options.py. A batch: {"lq": (B, T, C, h, w), "gt": (B, T, 3, H, W)}."""
+
+    random = False
+    eval_batch = 1  # clips differ in length and size
+
+    @property
+    def channels(self) -> int:
+        """Of the input: the picture and its spikes."""
+        return 3 + (self.options.spike_channels if self.options.dataroot_spike else 0)
+
+    @property
+    def scale(self) -> int:
+        return int(self.options.scale)
+
+    def model(self) -> nn.Module:
+        return network.Recurrent(self.channels, self.options.embed_dim, self.options.num_blocks, self.scale)
+
+    def compile(self, model: nn.Module) -> None:
+        """The steps alone: the loop over frames would be compiled anew for each length of a clip."""
+        assert isinstance(model, network.Recurrent)
+        model.backward_way.compile()
+        model.forward_way.compile()
+
+    def train_data(self) -> dataset.Training:
+        return dataset.Training(self.options)
+
+    def val_data(self) -> dataset.Validation | None:
+        return dataset.Validation(self.options) if self.options.test_dataroot_gt else None
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        options = self.options
+        return options.G_lossfn_weight * metrics.loss(options.G_lossfn_type, model(batch["lq"]), batch["gt"], options.G_charbonnier_eps)
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+        found, given = self.restored(model, batch["lq"]), network.enlarged(batch["lq"], self.scale)
+        wanted = batch["gt"]
+        return {"psnr": metrics.psnr(found, wanted), "ssim": metrics.ssim(found, wanted), "psnr_input": metrics.psnr(given, wanted)}
+
+    def shown(self, scores: Mapping[str, float]) -> str:
+        gain = scores["psnr"] - scores["psnr_input"]
+        return f"PSNR {scores['psnr']:.2f} dB ({gain:+.2f} over the input), SSIM {scores['ssim']:.4f}"
+
+    def restored(self, model: nn.Module, frames: torch.Tensor) -> torch.Tensor:
+        """Whole, or in the pieces of num_frame_testing and size_patch_testing."""
+
+        def piece(part: torch.Tensor) -> torch.Tensor:
+            self.alive()
+            found: torch.Tensor = model(part)
+            return found
+
+        options = self.options
+        steps, overlap, side = options.num_frame_testing, options.num_frame_overlapping, options.size_patch_testing
+        return inference.restored(piece, frames, scale=self.scale, steps=steps, overlap=overlap, side=side)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        options = self.options
+        first, second = lists.numbers(options.G_optimizer_betas)
+        kind = torch.optim.AdamW if options.G_optimizer_type == "adamw" else torch.optim.Adam
+        return kind(model.parameters(), lr=options.G_optimizer_lr, betas=(first, second), weight_decay=options.G_optimizer_wd)
+
+    def rate(self, step: int, total: int) -> float:
+        return schedule.share(self.options, step, total)
+
+    def sample(self, model: nn.Module, folder: Path) -> str | None:
+        data = self.val_data()
+        return None if data is None else strip.write(lambda frames: self.restored(model, frames), data, self.scale, self.device, folder)
+
+    def facts(self) -> dict[str, Any]:
+        """The network's shape, and a digest of the clips. Raises UserError, OSError."""
+        shape = {"scale": self.scale, "embed_dim": self.options.embed_dim, "num_blocks": self.options.num_blocks, "channels": self.channels}
+        return {"shape": shape, "data": folders.content(self.options)}
+
+    def flops(self, model: nn.Module) -> float | None:
+        """Of a sample: every weight of every convolution is used at every pixel of every frame of the input."""
+        side = self.options.gt_size // self.scale
+        weights = sum(p.numel() for p in model.parameters() if p.dim() > 1)
+        return 6.0 * weights * side**2 * self.options.num_frame if side else None
