@@ -6,7 +6,7 @@ FOLDER/rank<r>.error.json  the exception that ended it          FOLDER/rank<r>.e
 FOLDER/rank<r>.stacks      Python stacks of all threads, after SIGUSR2 and at a crash
 
 Standard library only, Python >= 3.8: it runs in the script's own environment. The script is not changed and sees nothing of it:
-same sys.argv, sys.path, __main__, exit status and traceback.
+same sys.argv, __main__, exit status and traceback; sys.path has one more folder at its end, for who wants docs/inspection.md.
 """
 
 import atexit
@@ -23,7 +23,10 @@ import sys
 import time
 import traceback
 import types
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def main() -> None:
@@ -36,6 +39,7 @@ def main() -> None:
     faulthandler.enable(file=stacks, all_threads=True)
     os.register_at_fork(after_in_child=_allow_tracing)  # its data-loader workers do not inherit that
     sys.meta_path.insert(0, _AtDistributed(folder, int(rank)))
+    _offer_inspection(folder, base, int(rank), script)
     sys.argv = sys.argv[2:]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     module = types.ModuleType("__main__")
@@ -68,6 +72,26 @@ def _allow_tracing() -> None:
     ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)  # PR_SET_PTRACER, PR_SET_PTRACER_ANY
 
 
+def _offer_inspection(folder: str, base: str, rank: int, script: str) -> None:
+    """The script may import training.inspection, and duet_inspector, which is the same."""
+    launched = types.ModuleType("duet_launched")  # for training/inspection/output.py
+    launched.__dict__.update(ranks=folder, keep=lambda error: _keep(base + ".error.json", rank, script, error))
+    sys.modules["duet_launched"] = launched
+    sys.path.append(os.path.join(_ROOT, "lib", "pythonpath"))  # there is nothing else in it; spawned processes get it too
+    sys.meta_path.append(_Inspection())
+
+
+class _Inspection:
+    """Asked last, when nobody else has it: a `training` of the script's own project is never hidden, whether it is a package or a mere
+    folder, and only gets a submodule `inspection`, which imports nothing else of ours."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
+        if name not in ("training", "training.inspection"):
+            return None
+        place = os.path.join(_ROOT, *name.split("."))
+        return importlib.util.spec_from_file_location(name, os.path.join(place, "__init__.py"), submodule_search_locations=[place])
+
+
 class _AtDistributed:
     """When the script imports torch.distributed, the collectives that it calls can be seen from outside (training/watch/sight/serve.py)."""
 
@@ -85,7 +109,7 @@ class _AtDistributed:
             print(f"rank {self.rank}: its collectives can not be seen from outside: {type(error).__name__}: {error}", file=sys.stderr)
 
     def _serve(self) -> None:
-        file = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "training", "watch", "sight", "serve.py")
+        file = os.path.join(_ROOT, "training", "watch", "sight", "serve.py")
         spec = importlib.util.spec_from_file_location("duet_serve", file)
         if spec and spec.loader:
             module = importlib.util.module_from_spec(spec)
@@ -119,7 +143,8 @@ def _show(error: BaseException) -> None:
 
 
 def _keep(path: str, rank: int, script: str, error: BaseException) -> None:
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    ours = (__file__, os.path.join(_ROOT, "training", "inspection", "inspector.py"))  # the script's line that called it says more
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in ours]
     own = [f for f in frames if "site-packages" not in f.filename and os.sep + "lib" + os.sep + "python" not in f.filename] or frames
     if isinstance(error, SyntaxError):
         where = f"{error.filename or script}:{error.lineno}"
@@ -127,7 +152,7 @@ def _keep(path: str, rank: int, script: str, error: BaseException) -> None:
         where = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
     facts = {
         "rank": rank,
-        "guilty_rank": rank,
+        "guilty_rank": error.guilty_rank if type(error).__name__ == "InspectionError" and hasattr(error, "guilty_rank") else rank,
         "time": time.time(),
         "type": type(error).__name__,
         "message": str(error),

@@ -1,0 +1,168 @@
+"""`python -m training.inspect`: its command line, which run is meant, what a screen and JSON hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.unit.conftest import python
+from tests.unit.monitor_runs import Made
+from training.errors import Exit, Problem, UserError
+from training.inspect import __main__ as command
+from training.inspect import answer, options, show
+from training.inspect.answer import Report
+from training.inspect.check import BAD, OK, UNKNOWN, Check, alike, numbers, span
+from training.inspect.options import Options
+
+NOW = re.compile(r"^\[(ERROR)\] \d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", re.MULTILINE)
+PGREP = "pgrep -af python   # all Python processes, with their pids"
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ([], Options()),
+        (["latest"], Options()),
+        (["a run"], Options(run="a run")),
+        (["--run=x", "--json"], Options(run="x", json=True)),
+        (["--pid=17"], Options(pid=17)),
+        (["--pid", "17", "--watch"], Options(pid=17, every_s=10.0)),
+        (["--watch=2.5"], Options(every_s=2.5)),
+    ],
+)
+def test_what_is_understood(argv: list[str], expected: Options) -> None:
+    assert options.parse(argv) == expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "problems"),
+    [
+        (["--pid=x"], [Problem("--pid is 'x'", "the number of a process of the training", [PGREP])]),
+        (["--pid"], [Problem("--pid is ''", "the number of a process of the training", [PGREP])]),
+        (["--pid=0"], [Problem("--pid is '0'", "the number of a process of the training", [PGREP])]),
+        (["--watch=0"], [Problem("--watch is '0'", "seconds from 1 to 3600", ["python -m training.inspect --watch=10"])]),
+        (["--watch=nan"], [Problem("--watch is 'nan'", "seconds from 1 to 3600", ["python -m training.inspect --watch=10"])]),
+        (
+            ["--jsn", "a", "b b"],
+            [
+                Problem("--jsn is not a known flag", "--pid=PID, --json, --watch[=SECONDS], --help", ["python -m training.inspect --help"]),
+                Problem(
+                    "2 runs are given: 'a', 'b b'", "one of them", ["python -m training.inspect a", "python -m training.inspect 'b b'"]
+                ),
+            ],
+        ),
+        (
+            ["a", "--pid=3"],
+            [
+                Problem(
+                    "both a run ('a') and --pid are given",
+                    "one of them",
+                    ["python -m training.inspect a", "python -m training.inspect --pid=3"],
+                )
+            ],
+        ),
+    ],
+)
+def test_wrong_usage(argv: list[str], problems: list[Problem]) -> None:
+    with pytest.raises(UserError) as caught:
+        options.parse(argv)
+    assert caught.value.problems == problems and caught.value.code == Exit.CONFIG
+
+
+def test_which_run(tmp_path: Path) -> None:
+    first = Made(tmp_path / "experiments" / "first run")
+    second = Made(tmp_path / "experiments" / "second")
+    os.utime(first.run.plan, (1, 1))
+    assert options.find("", tmp_path).path == second.run.path
+    assert options.find("first run", tmp_path).path == options.find(str(first.run.path), tmp_path).path == first.run.path
+    with pytest.raises(UserError) as caught:
+        options.find("secund", tmp_path)
+    (problem,) = caught.value.problems
+    assert problem.what == "RUN is 'secund': no run directory there"
+    assert problem.fixes == ["python -m training.inspect second", "python -m training.inspect   (the newest run)"]
+    with pytest.raises(UserError) as caught:
+        options.find("4711", tmp_path)
+    assert caught.value.problems[0].fixes[0] == "python -m training.inspect --pid=4711"
+
+
+def test_no_run_at_all(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        options.find("", tmp_path)
+    assert caught.value.problems[0].what == f"there is no run in {tmp_path / 'experiments'} yet"
+
+
+def test_a_mistake_of_a_user_is_no_traceback() -> None:
+    done = python("-m", "training.inspect", "--pid=4194304")
+    said = f"there is no process 4194304 (--pid)\n    try:     {PGREP}\n1 problem; nothing was looked into (exit 2)\n"
+    assert (done.returncode, done.stdout, NOW.sub("", done.stderr)) == (2, "", said)
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert "python -m training.inspect --pid=PID" in said and "Exit status: 0 YES" in said
+
+
+def test_no_torch_and_no_numpy() -> None:
+    done = python("-c", "import sys, training.inspect.__main__; print([m for m in ('torch', 'numpy') if m in sys.modules])")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+def test_the_library_s_module_of_that_name_stays_what_it_is() -> None:
+    done = python("-c", "import inspect, training.inspect; print(inspect.getsource is not None, inspect is training.inspect)")
+    assert done.stdout == "True False\n"
+
+
+def test_how_ranks_are_named() -> None:
+    assert [numbers(n) for n in ([3], [1, 0], [0, 1, 2, 5])] == ["rank 3", "ranks 0 and 1", "ranks 0-2, 5"]
+    assert alike({0: "x", 1: "x", 2: "y"}) == "ranks 0 and 1 x; rank 2 y"
+    assert (span([1.23, 1.24], "ms", 1), span([1, 20], "ms")) == ("1.2 ms", "1 to 20 ms")
+
+
+def test_a_screen_shows_the_ranks_that_something_is_wrong_with() -> None:
+    ranks = [{"rank": r, "pid": 100 + r, "step": 5, "step_before": 5, "phase": "forward", "phase_s": 1.0} for r in range(64)]
+    checks = [Check("steps", BAD, "rank 40 stands", (40,)), Check("data", UNKNOWN, "not known")]
+    lines = show.screen(Report(answer.NO, "rank 40 stands", Exit.HANG, checks, ranks, looked_s=2.0))
+    assert lines[0] == "NO: rank 40 stands" and lines[2:4] == ["  bad   steps  rank 40 stands", "  ?     data   not known"]
+    assert lines[5] == "  rank  pid  step  is at"
+    assert [line.split()[0] for line in lines[6:-1]] == [*map(str, range(15)), "40"]
+    assert lines[-1] == "  … and 48 more ranks (--json shows all)"
+
+
+def test_foreign_text_can_not_act_on_the_terminal() -> None:
+    evil = "\x1b[2J\x1b]0;owned\x07x\ny"
+    ranks = [{"rank": 0, "pid": 1, "phase": evil, "where": evil, "state": "running"}]
+    report = Report(answer.YES, evil, Exit.DONE, [Check("loss", OK, evil)], ranks)
+    plain = show.screen(report)
+    assert all(line.isprintable() for line in plain) and plain[0] == "YES: xy"
+    coloured = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in show.screen(report, colour=True)]
+    assert coloured == plain
+    assert "\x1b" not in json.dumps(show.record(report))
+
+
+def test_json_has_no_nan(made: Made) -> None:
+    report = Report(answer.YES, "x", Exit.DONE, [], [{"rank": 0, "own_ms_median": float("nan")}])
+    assert json.loads(json.dumps(show.record(report), allow_nan=False))["ranks"] == [{"rank": 0, "own_ms_median": None}]
+
+
+def test_watching_ends_with_the_run(monkeypatch: pytest.MonkeyPatch, made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    reports = [Report(answer.YES, "first", Exit.DONE), Report(answer.NO, "then", Exit.HANG), Report(answer.HAS_ENDED, "done", Exit.DONE)]
+    slept: list[float] = []
+    monkeypatch.setattr(answer, "of_run", lambda run: reports.pop(0))
+    monkeypatch.setattr(command.time, "sleep", slept.append)
+    assert command.main([str(made.run.path), "--watch=2"]) == 0
+    said = capsys.readouterr().out
+    assert slept == [2.0, 2.0] and [line for line in said.splitlines() if ": " in line] == ["YES: first", "NO: then", "IT HAS ENDED: done"]
+
+
+def test_a_process_that_is_protected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("/environ"))
+    assert command.main([f"--pid={os.getpid()}"]) == 3
+    pid = os.getpid()
+    said = NOW.sub("", capsys.readouterr().err)
+    assert said.startswith(f"process {pid} (--pid) is another user's, or protected\n    allowed: a process of your own\n")
+    assert f"    try:     sudo python -m training.inspect --pid={pid}\n" in said

@@ -1,0 +1,66 @@
+"""Under the launcher `training.inspection` and `duet_inspector` are there, and a project's own `training` stays its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.conftest import ROOT, clean_environment
+
+SCRIPT = """
+import importlib.util, os, sys
+import training
+print("training:", getattr(training, "__file__", None), getattr(training, "MINE", None))
+for name in ("training.inspection", "duet_inspector", "training.mine", "tests", "train"):
+    spec = importlib.util.find_spec(name)
+    print(name + ":", spec and os.path.realpath(spec.origin))
+"""
+OURS = f"{ROOT}/training/inspection/__init__.py"
+
+
+@pytest.mark.parametrize("own", ["none", "package", "folder"])
+def test_nobodys_training_is_hidden(tmp_path: Path, own: str) -> None:
+    script, folder = tmp_path / "main.py", tmp_path / "training"
+    script.write_text(SCRIPT)
+    if own != "none":
+        folder.mkdir()
+        (folder / "mine.py").write_text("")
+    if own == "package":
+        (folder / "__init__.py").write_text("MINE = 1\n")
+    ranks = tmp_path / "ranks"
+    ranks.mkdir()
+    env = clean_environment()
+    del env["PYTHONPATH"]
+    run = [sys.executable, str(ROOT / "lib/run_script.py"), str(ranks), str(script)]
+    done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = dict(line.split(": ") for line in done.stdout.splitlines())
+    assert found["training"] == {
+        "none": f"{ROOT}/training/__init__.py None",
+        "package": f"{folder}/__init__.py 1",
+        "folder": "None None",
+    }.get(own)
+    assert found["training.inspection"] == OURS
+    assert found["duet_inspector"] == f"{ROOT}/lib/pythonpath/duet_inspector/__init__.py"
+    assert found["training.mine"] == (str(folder / "mine.py") if own != "none" else "None")
+    assert (found["tests"], found["train"]) == ("None", "None"), "nothing else of ours can be imported"
+
+
+def test_both_names_are_the_same_code_and_need_nothing_else_of_ours(tmp_path: Path) -> None:
+    """As with torchrun: PYTHONPATH=…/lib/pythonpath, and a `training` of one's own."""
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training/__init__.py").write_text("")
+    code = """
+import sys
+from duet_inspector import DDPInspector, InspectionError
+import duet_inspector.judge, training
+print(sys.modules[DDPInspector.__module__].__file__)
+print(sorted(name for name in sys.modules if name.split(".")[0] == "training"))
+"""
+    env = clean_environment(PYTHONPATH=f"{ROOT}/lib/pythonpath")
+    run = [sys.executable, "-c", code]
+    done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.split("\n")[:2]) == (0, [f"{ROOT}/training/inspection/inspector.py", "['training']"]), done.stderr

@@ -1,0 +1,146 @@
+"""Which samples a step was made of, by what the loader's sampler drew; and the checksums of parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from training.inspection import checksum, samples
+
+
+class Numbers(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index), 1.0])
+
+
+def loader(**more: Any) -> Any:
+    return DataLoader(Numbers(), **({"batch_size": 4, "shuffle": True} | more))
+
+
+def watched(made: Any) -> samples.Drawn:
+    drawn = samples.watch(made)
+    assert drawn is not None
+    return drawn
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2, "prefetch_factor": 3}, {"num_workers": 1, "persistent_workers": True}])
+def test_every_batch_has_its_indices(workers: dict[str, Any]) -> None:
+    made = loader(**workers)
+    drawn = watched(made)
+    assert samples.watch(made) is None and len(made) == 3, "as before"
+    for epoch in (1, 2):
+        for number, batch in enumerate(made):
+            assert not drawn.exhausted
+            taken = drawn.took(len(batch))
+            assert taken == (epoch, number + 1, [int(v) for v in batch[:, 0]])
+        assert drawn.exhausted
+    samples.unwatch(made, drawn)
+    assert type(made.batch_sampler) is torch.utils.data.BatchSampler
+    assert len(drawn.first) == 3 and sorted(i for batch in drawn.first for i in batch) == list(range(10))
+
+
+def test_a_loop_that_is_left_early() -> None:
+    made = loader()
+    drawn = watched(made)
+    for batch in made:
+        drawn.took(len(batch))
+        break
+    assert drawn.exhausted
+    first = next(iter(made))
+    assert drawn.epoch == 2 and len(first) == 4
+
+
+def test_a_step_of_several_batches_has_no_indices() -> None:
+    made = DataLoader(range(400), 4)
+    drawn = watched(made)
+    taken = [drawn.took(4) for number, _ in enumerate(made) if number % 4 == 3]
+    assert taken[-1] is None, "better none than wrong ones"
+    assert watched(loader()).took(4) is None
+
+
+@pytest.mark.parametrize(("sampler", "known"), [("distributed", True), ("random", False)])
+def test_an_epoch_that_had_begun_before(sampler: str, known: bool) -> None:
+    more = {"sampler": DistributedSampler(Numbers(), 2, 1, seed=5), "shuffle": None} if known else {}
+    made = loader(**more)
+    running = iter(made)
+    state = torch.get_rng_state()
+    drawn = watched(made)
+    drawn.begun(3)
+    assert torch.equal(state, torch.get_rng_state())
+    for number, batch in enumerate(running):
+        assert drawn.took(len(batch)) == ((3, number + 1, [int(v) for v in batch[:, 0]]) if known else None)
+    for batch in made:
+        taken = drawn.took(len(batch))
+        assert taken and taken[0] == 4 and taken[2] == [int(v) for v in batch[:, 0]]
+
+
+def test_loaders_that_are_none_of_torchs() -> None:
+    assert samples.watch([torch.ones(4)]) is None and samples.watch(None) is None
+    assert samples.watch(loader(batch_size=None, shuffle=None)) is None
+    assert samples.describe([1, 2], None) | {"fingerprint": ""} == {
+        "dataset": None,
+        "batches": 2,
+        "sampler": "list",
+        "whole_dataset": False,
+        "fingerprint": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("batch", "size"),
+    [
+        (torch.ones(3, 2), 3),
+        ({"a": {"b": [torch.ones(5), 1]}}, 5),
+        ((torch.tensor(1.0), torch.ones(4, 1)), 4),
+        (["text", "more", "words"], 3),
+        ("text", None),
+        (torch.ones(0, 4), 0),
+        (None, None),
+    ],
+)
+def test_how_many_samples_a_batch_has(batch: Any, size: int | None) -> None:
+    assert samples.size(batch) == size
+
+
+def test_digests_are_of_the_content() -> None:
+    table = torch.randn(4, 3, 5000).to(torch.bfloat16)
+    ours = samples.digests({"labels": torch.ones(4), "audio": table}, 4)
+    assert len(set(ours)) == 4 and samples.digests([table.flip(0)], 4) == ours[::-1]
+    table[2] = 0
+    assert len(samples.digests(table, 4)) == 3, "silence is no sample of its own"
+    assert samples.digests(torch.tensor(1.0), 1) == [] and samples.digests(["text"], 1) == []
+    assert len(set(samples.digests(torch.randn(2, 3, dtype=torch.complex64), 2))) == 2
+
+
+def test_fingerprints_tell_datasets_apart() -> None:
+    class Files(Dataset[int]):
+        def __init__(self, files: list[str]) -> None:
+            self.files = files
+
+    names = [f"{n}.wav" for n in range(100)]
+    assert samples.fingerprint(Files(names)) == samples.fingerprint(Files(list(names)))
+    parts = [samples.fingerprint(Files(names[rank::2])) for rank in range(2)]
+    subsets = [samples.fingerprint(torch.utils.data.Subset(Files(names), range(rank, 100, 2))) for rank in range(2)]
+    tensors = [samples.fingerprint(torch.utils.data.TensorDataset(torch.arange(n, n + 9))) for n in range(2)]
+    assert len({*parts, *subsets, *tensors, samples.fingerprint(Files(names))}) == 7
+
+
+TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool, torch.complex64]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_checksums_of_every_type_see_a_change(dtype: torch.dtype) -> None:
+    values = torch.arange(12).reshape(3, 4).to(dtype)
+    other = values.clone()
+    other[2, 1] = 0
+    turned = values.t().contiguous().t()
+    same = checksum.of_tensors([values, turned, values[::2], torch.ones(0)]).tolist()
+    assert same[0] == checksum.of_tensors([turned]).tolist()[0]
+    assert checksum.of_tensors([other]).tolist()[0] != same[0] and same[3] == 0
+    assert all(0 <= number < 1 << checksum.BITS for number in same)

@@ -1,0 +1,185 @@
+"""All checks of one training → the answer, its first line and the exit status."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from training.errors import Exit, UserError
+from training.inspect import facts, logs, looks, places, rows, steps, target
+from training.inspect.check import BAD, OK, UNKNOWN, WARN, Check
+from training.inspect.looks import Looked
+from training.inspect.target import Target
+from training.monitor import machine
+from training.monitor.records import dig
+from training.monitor.state import DIED, ENDED, FINISHED, State, Watch
+from training.rundir import RunDir
+from training.watch import standstill
+from training.watch.finding import Finding
+
+YES, NO, CAN_NOT_TELL, HAS_ENDED = "yes", "no", "unknown", "ended"
+WORDS = {YES: "YES", NO: "NO", CAN_NOT_TELL: "CAN NOT TELL", HAS_ENDED: "IT HAS ENDED"}
+# Whom a BAD one decides the first line before the others, and which must be known for a YES.
+ORDER = (steps.PROCESSES, steps.STEPS, places.NAME, "loss", "data", "parameters")
+DECIDING = (steps.PROCESSES, steps.STEPS)
+
+
+@dataclass
+class Report:
+    """Everything that is shown. `state`: what the monitor knows of a run."""
+
+    answer: str
+    text: str
+    code: Exit
+    checks: list[Check] = field(default_factory=list)
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    target: Target | None = None
+    run: RunDir | None = None
+    state: State | None = None
+    looked_s: float = 0.0
+
+    @property
+    def headline(self) -> str:
+        return f"{WORDS[self.answer]}: {self.text}"
+
+
+def of_run(run: RunDir) -> Report:
+    """Raises UserError when the run goes on where it can not be looked at."""
+    shared = machine.Shared()
+    watch = Watch(run, shared=shared)
+    state = watch.read(0.0)
+    host = target.other_host(run)
+    # Whether a process of another machine lives is not seen here.
+    if (host is None or state["run"]["state"] != DIED) and (report := _ended(run, state)) is not None:
+        return report
+    try:
+        found = target.of_run(run)
+    except UserError as error:
+        if host is None:
+            return _without_ranks(run, watch, error)
+        found = target.elsewhere(run)
+    return _look(found, watch, shared)
+
+
+def of_process(pid: int) -> Report:
+    """Raises UserError."""
+    found, shared = target.of_process(pid), machine.Shared()
+    return _look(found, Watch(found.run, shared=shared) if found.run else None, shared)
+
+
+def _look(found: Target, watch: Watch | None, shared: machine.Shared) -> Report:
+    before = watch.read(0.0) if watch else None
+    told = None if found.beats else logs.watch(found, shared)
+    log = told.read(0.0) if told else None
+    shared.ask()
+    verdict: Finding | str = ""
+    if found.beats and before is not None:
+        usual = before["training"]["step_ms_p95"]
+        seen = looks.at_heartbeats(found, usual / 1000 if usual else None)
+    else:
+        seen, verdict = _at_processes(found)
+    state = watch.read() if watch else None
+    if found.run and found.pids and state and (report := _ended(found.run, state)) is not None:
+        return report
+    gpus, _ = shared.answer(looks.LOOK_S, found.run.path if found.run else Path())
+    held, wanted = places.look(found, gpus), places.expected(found, gpus)
+    on = places.own(found, held, wanted)
+    later = told.read(0.0) if told else None
+    happened = facts.events(found.run) if found.run else []
+    checks = [steps.processes(found, seen)]
+    if found.beats and state is not None:
+        checks.append(steps.of_run(found, seen, state))
+        begun = any(m.after and m.after.first_step for m in seen.motions.values())
+        checks.append(places.check(found, gpus, begun=begun))
+        checks += facts.of_run(found, seen, state, happened)
+        checks += facts.attention(state)
+    else:
+        records = {g["index"]: g for g in machine.gpu_records(gpus, set(found.pids.values()), set())}
+        theirs = {rank: records[on.get(rank, wanted.get(rank, -1))] for rank in found.pids if on.get(rank, wanted.get(rank)) in records}
+        checks.append(steps.of_processes(seen, verdict, theirs, logs_on=_went_on(log, later)))
+        checks.append(places.check(found, gpus, begun=True))
+        checks += facts.of_script(log, later)
+        checks += facts.findings(happened) if found.run else []
+    answer, text, code = _judge(found, checks, state if found.beats else later)
+    return Report(answer, text, code, checks, rows.of(found, seen, state, held, on), found, found.run, state, seen.seconds)
+
+
+def _went_on(before: State | None, after: State | None) -> bool:
+    first, last = (dig(state, "progress", "step") for state in (before, after))
+    return first is not None and last is not None and last > first
+
+
+def _at_processes(found: Target) -> tuple[Looked, Finding | str]:
+    """What looks like a standstill is looked at again, for longer: a second without a move happens to anybody."""
+    seen = looks.at_processes(found, looks.LOOK_S)
+    verdict = standstill.judge(seen.samples, {})
+    again = isinstance(verdict, Finding) or verdict.startswith((standstill.QUIET, standstill.LOOPS))
+    if again and not any(m.stopped or m.gone for m in seen.motions.values()):
+        later = looks.at_processes(found, looks.MORE_S)
+        joined = looks.join(seen, later)
+        return joined, standstill.judge(joined.samples, {})
+    return seen, verdict
+
+
+def _judge(found: Target, checks: list[Check], state: State | None) -> tuple[str, str, Exit]:
+    by_name = {check.name: check for check in checks}
+    bad = [by_name[name] for name in ORDER if name in by_name and by_name[name].status == BAD]
+    bad += [check for check in checks if check.status == BAD and check not in bad]
+    if bad:
+        more = f" (and {len(bad) - 1} more below)" if len(bad) > 1 else ""
+        return NO, f"{bad[0].said}{more}", Exit.HANG
+    unknown = [by_name[name] for name in DECIDING if by_name[name].status == UNKNOWN]
+    if unknown:
+        return CAN_NOT_TELL, unknown[0].said, Exit.RESOURCES
+    count = found.world or len(found.pids)
+    who = f"all {count} ranks train" if count > 1 else "the only rank trains"
+    if not found.beats:
+        who = f"all {count} ranks are at work" if count > 1 else "the only rank is at work"
+    warned = sum(check.status == WARN for check in checks)
+    return YES, f"{who}{_last_step(state)}" + (f"; {warned} to look at: {_names(checks)}" if warned else ""), Exit.DONE
+
+
+def _names(checks: list[Check]) -> str:
+    return ", ".join(check.name for check in checks if check.status == WARN)
+
+
+def _last_step(state: State | None) -> str:
+    if state is None or state["training"]["last_step_unix_s"] is None or state["progress"]["step"] is None:
+        return ""
+    age = max(0.0, time.time() - state["training"]["last_step_unix_s"])
+    return f" (step {state['progress']['step']}, {f'{age:.1f} s' if age < 10 else facts.duration(age)} ago)"
+
+
+def _ended(run: RunDir, state: State) -> Report | None:
+    """A run that goes on no more: how it stood at its end."""
+    how = state["run"]["state"]
+    if how not in ENDED:
+        return None
+    progress = state["progress"]
+    total = f" of {progress['total_steps']}" if progress["total_steps"] else ""
+    ago = state["time_unix_s"] - (state["run"]["ended_unix_s"] or state["time_unix_s"])
+    reason = f": {state['run']['reason']}" if state["run"]["reason"] else ""
+    text = f"{how} at step {progress['step']}{total}, {facts.duration(max(0.0, ago))} ago{reason}"
+    checks = [facts.loss(state)]
+    found = state["checkpoint"]
+    if found is not None:
+        checks.append(Check("checkpoint", OK, f"step {found['step']}: {found['path']}"))
+    happened = facts.findings(facts.events(run))
+    code = Exit.DONE if how == FINISHED else Exit.HANG
+    return Report(HAS_ENDED, text, code, [*checks, *happened], rows.at_the_end(state), None, run, state)
+
+
+def _without_ranks(run: RunDir, watch: Watch, error: UserError) -> Report:
+    """Its supervisor lives, or nobody knows: before the first start, between two, or on another machine."""
+    state = watch.read(0.0)
+    if (report := _ended(run, state)) is not None:
+        return report
+    pid = state["run"]["supervisor_pid"]
+    if state["run"]["supervisor_alive"]:
+        text = f"its supervisor (pid {pid}) lives, and no rank yet: it starts them, or starts them again"
+    else:
+        text = state["run"]["reason"] or error.problems[0].what
+    check = Check(steps.PROCESSES, UNKNOWN, error.problems[0].what)
+    return Report(CAN_NOT_TELL, text, Exit.RESOURCES, [check], [], None, run, state)

@@ -1,0 +1,52 @@
+"""One thing that was looked at: how it stands, and the proof."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+OK, WARN, BAD, UNKNOWN = "ok", "warn", "bad", "unknown"
+
+
+@dataclass(frozen=True)
+class Check:
+    """`headline`: what a BAD one, or the unknown answer, puts into the first line; without it `text` does."""
+
+    name: str
+    status: str  # OK, WARN, BAD, UNKNOWN
+    text: str
+    ranks: tuple[int, ...] = field(default=())  # whom it is about, where it is not about all
+    headline: str = ""
+
+    @property
+    def said(self) -> str:
+        return self.headline or self.text
+
+
+def numbers(ranks: Collection[int]) -> str:
+    """'rank 1', 'ranks 0 and 1', 'ranks 0-3, 6'."""
+    listed = sorted(ranks)
+    if len(listed) == 2:
+        return f"ranks {listed[0]} and {listed[1]}"
+    spans: list[list[int]] = []
+    for rank in listed:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    words = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+    return f"rank{'s' if len(listed) > 1 else ''} {words}"
+
+
+def alike(values: dict[int, str]) -> str:
+    """What is told of each rank, those that share it together: 'ranks 0-3 step 7 → 9; rank 4 step 7'."""
+    together: dict[str, list[int]] = {}
+    for rank, value in sorted(values.items()):
+        together.setdefault(value, []).append(rank)
+    return "; ".join(f"{numbers(ranks)} {value}" for value, ranks in together.items())
+
+
+def span(values: Iterable[float], unit: str, digits: int = 0) -> str:
+    """'12 ms', or '12 to 14 ms'."""
+    low, *_, high = [f"{v:.{digits}f}" for v in sorted([*values] * 2)]
+    return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"

@@ -1,0 +1,125 @@
+"""Which rank computes on which GPU, by what the driver says of its processes."""
+
+from __future__ import annotations
+
+from training.host import gpus
+from training.host.gpus import Gpu, Machine
+from training.inspect.check import BAD, OK, UNKNOWN, WARN, Check, alike, numbers
+from training.inspect.target import Target
+from training.monitor import machine
+from training.monitor.records import dig, text
+from training.watch.sight import proc
+
+NAME = "GPUs"
+GIB = 1 << 30
+Places = dict[int, dict[int, int]]  # rank → index of a GPU → bytes that it and its children hold there
+
+
+def look(target: Target, seen: Machine) -> Places:
+    """Only the ranks with a process on a GPU."""
+    found: Places = {}
+    for gpu in seen.gpus:
+        for process in gpu.processes:
+            rank = next((r for r, pid in target.pids.items() if machine.belongs(process.pid, {pid})), None)
+            if rank is not None:
+                held = found.setdefault(rank, {})
+                held[gpu.index] = held.get(gpu.index, 0) + (process.used_bytes or 0)
+    return dict(sorted(found.items()))
+
+
+def expected(target: Target, seen: Machine) -> dict[int, int]:
+    """rank → index of the GPU that should be its own: by the plan, else by CUDA_VISIBLE_DEVICES and LOCAL_RANK, as scripts do it."""
+    index = {gpu.uuid: gpu.index for gpu in seen.gpus}
+    out: dict[int, int] = {}
+    for rank in target.pids:
+        local, told = target.local(rank), target.variables.get(rank, {})
+        if target.run is not None:
+            if len(target.planned) >= (target.here or len(target.pids)) and target.planned[local] in index:
+                out[rank] = index[target.planned[local]]
+        elif "LOCAL_RANK" in told:
+            chosen, _ = gpus.visible(list(seen.gpus), told.get("CUDA_VISIBLE_DEVICES"))
+            if len(chosen) == 1 or local < len(chosen):
+                out[rank] = chosen[0 if len(chosen) == 1 else local].index
+    return out
+
+
+def own(target: Target, places: Places, wanted: dict[int, int]) -> dict[int, int]:
+    """rank → index of the GPU where it computes: its own one if it is there, else where it holds most."""
+    return {rank: wanted[rank] if wanted.get(rank) in held else max(held, key=lambda i: held[i]) for rank, held in places.items()}
+
+
+def check(target: Target, seen: Machine, *, begun: bool) -> Check:
+    """`begun`: the ranks train already, so that each should be on its GPU."""
+    device = text(dig(target.plan, "device", "value"))
+    if device == "cpu":
+        return Check(NAME, OK, f"none: on the CPU ({text(dig(target.plan, 'device', 'reason')) or 'by the plan'})")
+    places, wanted = look(target, seen), expected(target, seen)
+    if not places:
+        return _nobody(target, seen, device == "cuda" and target.beats, begun)
+    on = own(target, places, wanted)
+    names = {gpu.index: gpu for gpu in seen.gpus}
+    shown = alike({rank: f"on GPU {index}{_use(names[index])}" for rank, index in on.items()})
+    empty = sorted(set(wanted.values()) - set(on.values()))
+    absent = [rank for rank in target.pids if rank not in on]
+    crowded = {i: [rank for rank, index in on.items() if index == i] for i in on.values()}
+    crowded = {i: ranks for i, ranks in crowded.items() if len(ranks) > 1}
+    if crowded:
+        index, ranks = next(iter(crowded.items()))
+        headline = f"{numbers(ranks)} compute on the same GPU {index}" + (f", GPU {empty[0]} has no rank" if empty else "")
+        # More ranks than GPUs is what somebody wanted.
+        status = BAD if len(target.pids) <= len(seen.gpus) else WARN
+        return Check(NAME, status, f"{headline}: {shown}", tuple(ranks), headline)
+    if absent:
+        idle = f", GPU {', '.join(map(str, empty))} has no process of it" if empty else ""
+        headline = f"{numbers(absent)} {'has' if len(absent) == 1 else 'have'} no process on a GPU{idle}"
+        return Check(NAME, BAD if begun else UNKNOWN, f"{headline}: {shown}", tuple(absent), headline)
+    wrong = [rank for rank, index in on.items() if rank in wanted and wanted[rank] != index]
+    if wrong:
+        rank = wrong[0]
+        by = "the plan" if target.run is not None else "LOCAL_RANK and CUDA_VISIBLE_DEVICES"
+        headline = f"rank {rank} computes on GPU {on[rank]}, its own by {by} is GPU {wanted[rank]}"
+        return Check(NAME, BAD if target.run is not None else WARN, f"{headline}: {shown}", tuple(wrong), headline)
+    return _guests(target, seen, places, on, shown)
+
+
+def _guests(target: Target, seen: Machine, places: Places, on: dict[int, int], shown: str) -> Check:
+    """Each rank is where it should be; who else is there?"""
+    also = {r: [i for i in held if i != on[r]] for r, held in places.items() if len(held) > 1}
+    notes = [
+        f"rank {rank} holds {places[rank][i] / GIB:.1f} GiB of GPU {i} too (torch.cuda.set_device comes too late?)"
+        for rank, others in also.items()
+        for i in others
+    ]
+    for gpu in seen.gpus:
+        for process in gpu.processes if gpu.index in on.values() else ():
+            if not machine.belongs(process.pid, set(target.pids.values())):
+                size = f" with {process.used_bytes / GIB:.1f} GiB" if process.used_bytes is not None else ""
+                owner = f" of {process.user}" if process.user != "-" else ""
+                notes.append(f"GPU {gpu.index}: a process{owner} that is not of this training, pid {process.pid}{size}")
+    if notes:
+        return Check(NAME, WARN, f"{shown}; {'; '.join(notes)}", tuple(also))
+    return Check(NAME, OK, f"a GPU for each rank: {shown}")
+
+
+def _nobody(target: Target, seen: Machine, needed: bool, begun: bool) -> Check:
+    if not seen.gpus:
+        return Check(NAME, UNKNOWN if needed else OK, f"none: {seen.reason}" if not needed else f"not known: {seen.reason}")
+    visible = [process for gpu in seen.gpus for process in gpu.processes]
+    if any(gpu.mig for gpu in seen.gpus) or all(gpu.use_percent is None for gpu in seen.gpus):
+        return Check(NAME, UNKNOWN, "not known: the driver does not tell which processes compute (MIG, an old driver)")
+    if visible and not any(proc.look(process.pid) for process in visible):
+        return Check(NAME, UNKNOWN, "not known: the driver tells the host's process numbers, which are others in this container")
+    opened = any(proc.uses_gpu(pid) for pid in target.pids.values())
+    if opened:
+        return Check(NAME, UNKNOWN, "not known: the ranks have a GPU open, and the driver does not name them")
+    if needed and begun:
+        headline = f"no rank has a process on a GPU, the plan has {len(target.planned)}"
+        return Check(NAME, BAD, headline, tuple(target.pids))
+    count = len(seen.gpus)
+    return Check(NAME, UNKNOWN if needed else WARN, f"no rank uses a GPU, this machine has {count}")
+
+
+def _use(gpu: Gpu) -> str:
+    facts = [f"{gpu.use_percent} %"] if gpu.use_percent is not None else []
+    facts += [f"{gpu.power_w:.0f} W"] if gpu.power_w is not None else []
+    return f" ({', '.join(facts)})" if facts else ""

@@ -1,0 +1,69 @@
+"""What is told of each rank: the table below the answer."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from training.inspect import places, steps
+from training.inspect.looks import Looked, Motion
+from training.inspect.target import Target
+from training.monitor.state import State
+from training.watch import standstill
+
+Row = dict[str, Any]
+_RESIDENT = re.compile(r"^VmRSS:\s*(\d+) kB", re.MULTILINE)
+STATES = {"R": "running", "S": "sleeping", "D": "blocked in I/O", "T": "stopped", "t": "held by a debugger", "Z": "ended"}
+
+
+def of(target: Target, looked: Looked, state: State | None, held: places.Places, on: dict[int, int]) -> list[Row]:
+    """One for each rank that should be there."""
+    recorded = {r["rank"]: r for r in state["ranks"]} if state else {}
+    return [
+        _row(target, motion, recorded.get(rank, {}), held.get(rank, {}), on.get(rank))
+        for rank, motion in sorted({**{rank: Motion(rank, None) for rank in target.missing}, **looked.motions}.items())
+    ]
+
+
+def _row(target: Target, m: Motion, recorded: Row, held: dict[int, int], gpu: int | None) -> Row:
+    waits = standstill.waits(m.course) if m.course else None
+    gpu_bytes = held.get(gpu) if gpu is not None else None
+    return {
+        "rank": m.rank,
+        "pid": m.pid,
+        "here": m.rank not in target.elsewhere,
+        "state": STATES.get(m.states[-1:], m.states[-1:]) or None,
+        "phase": str(m.after) if m.after else None,
+        "phase_s": round(m.after.age_s, 1) if m.after and m.pid else None,
+        "epoch": m.after.epoch if m.after else None,
+        "step_before": m.before.step if m.before else None,
+        "step": m.after.step if m.after else None,
+        "where": steps.where(m),
+        "waits_in": waits,
+        "collectives_before": m.calls[0] if m.calls else None,
+        "collectives": m.calls[1] if m.calls else None,
+        "cpu": None if m.cpu is None else round(m.cpu, 2),
+        "gpu": gpu,
+        "gpu_memory_bytes": gpu_bytes or None,
+        "memory_bytes": int(recorded.get("memory_bytes") or 0) or _resident(m.pid),
+        "own_ms_median": recorded.get("own_ms_median"),
+        "variables": {k: v for k, v in target.variables.get(m.rank, {}).items() if k != "RANK"},
+    }
+
+
+def at_the_end(state: State) -> list[Row]:
+    """Of a run that has ended: where each rank was."""
+    return [
+        {"rank": r["rank"], "pid": r["pid"], "phase": r["doing"], "epoch": r["epoch"], "step": r["step"], "memory_bytes": r["memory_bytes"]}
+        for r in state["ranks"]
+    ]
+
+
+def _resident(pid: int | None) -> int | None:
+    """Bytes of memory that the process uses."""
+    try:
+        found = _RESIDENT.search(Path(f"/proc/{pid}/status").read_text()) if pid else None
+    except OSError:  # gone
+        return None
+    return int(found[1]) * 1024 if found else None

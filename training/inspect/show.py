@@ -1,0 +1,120 @@
+"""The answer as one screen, or as one JSON object."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from training.inspect.answer import CAN_NOT_TELL, HAS_ENDED, NO, YES, Report
+from training.inspect.check import BAD, OK, UNKNOWN, WARN
+from training.inspect.facts import GIB
+from training.inspect.rows import Row
+from training.monitor.draw import STYLES, cells, clean
+from training.monitor.state import finite
+
+SCHEMA_VERSION = 1
+MARKS = {OK: "ok", WARN: "warn", BAD: "bad", UNKNOWN: "?"}
+LOOKS = {OK: "good", WARN: "warn", BAD: "bad", UNKNOWN: "dim"}
+ANSWERS = {YES: "good", NO: "bad", CAN_NOT_TELL: "warn", HAS_ENDED: "bold"}
+ROWS = 16  # of ranks; of more, those that something is wrong with, and the first ones
+
+
+def screen(report: Report, *, colour: bool = False) -> list[str]:
+    """Lines of text. Whatever comes from files or processes can not act on the terminal."""
+    word, _, rest = report.headline.partition(":")
+    lines = [f"{_styled(word, ANSWERS[report.answer], colour)}:{clean(rest)}", *_subject(report)]
+    wide = max((len(check.name) for check in report.checks), default=0)
+    for check in report.checks:
+        mark = _styled(f"{MARKS[check.status]:<4}", LOOKS[check.status], colour)
+        lines.append(f"  {mark}  {check.name:<{wide}}  {clean(check.text)}")
+    return [*lines, *_table(report)]
+
+
+def record(report: Report) -> dict[str, Any]:
+    """For --json. Units stand in the keys, null is not known."""
+    target, run = report.target, report.run
+    value = {
+        "schema_version": SCHEMA_VERSION,
+        "time_unix_s": time.time(),
+        "answer": report.answer,
+        "text": report.headline,
+        "exit_code": int(report.code),
+        "looked_s": round(report.looked_s, 2),
+        "run": {"name": run.name, "dir": str(run.path), "state": report.state["run"]["state"] if report.state else None} if run else None,
+        "ranks_expected": target.world if target else (report.state["run"]["ranks"] if report.state else None),
+        "ranks_here": len(target.pids) if target else 0,
+        "checks": [{"name": c.name, "status": c.status, "text": c.text, "ranks": list(c.ranks)} for c in report.checks],
+        "ranks": report.ranks,
+    }
+    known: dict[str, Any] = finite(value)
+    return known
+
+
+def _subject(report: Report) -> list[str]:
+    if report.run is None:
+        pids = sorted(report.target.pids.values()) if report.target else []
+        what = f"a training that is not of this project, pid {', '.join(map(str, pids[:4]))}{', …' if len(pids) > 4 else ''}"
+    else:
+        what = f"run {clean(report.run.name)} ({clean(str(report.run.path))})"
+    return [f"  {what}" + (f"; looked for {report.looked_s:.1f} s" if report.looked_s else "")]
+
+
+def _table(report: Report) -> list[str]:
+    """Only columns in which anything is known."""
+    rows = _chosen(report)
+    if not rows:
+        return []
+    columns = {
+        "rank": [str(r["rank"]) for r in rows],
+        "pid": [_text(r["pid"]) for r in rows],
+        "GPU": [_text(r.get("gpu")) for r in rows],
+        "state": [_text(r.get("state")) for r in rows],
+        "step": [_step(r) for r in rows],
+        "CPU": ["" if r.get("cpu") is None else f"{100 * r['cpu']:.0f} %" for r in rows],
+        "own work": ["" if r.get("own_ms_median") is None else f"{r['own_ms_median']:.1f} ms" for r in rows],
+        "memory": [_bytes(r.get("memory_bytes")) for r in rows],
+        "GPU memory": [_bytes(r.get("gpu_memory_bytes")) for r in rows],
+        "is at": [_place(r) for r in rows],
+    }
+    shown = {name: cells_ for name, cells_ in columns.items() if any(cells_)}
+    wide = {name: max(cells(name), *map(cells, values)) for name, values in shown.items()}
+    lines = ["", "  " + "  ".join(_pad(name, wide[name]) for name in shown).rstrip()]
+    for i in range(len(rows)):
+        lines.append("  " + "  ".join(_pad(shown[name][i], wide[name]) for name in shown).rstrip())
+    left = len(report.ranks) - len(rows)
+    return [*lines, f"  … and {left} more ranks (--json shows all)"] if left else lines
+
+
+def _chosen(report: Report) -> list[Row]:
+    named = {rank for check in report.checks if check.status != OK for rank in check.ranks}
+    first = sorted(report.ranks, key=lambda row: (row["rank"] not in named, row["rank"]))[:ROWS]
+    return sorted(first, key=lambda row: row["rank"])
+
+
+def _step(row: Row) -> str:
+    if row.get("step") is None:
+        return ""
+    return f"{row['step_before']} → {row['step']}" if row.get("step_before") not in (None, row["step"]) else str(row["step"])
+
+
+def _place(row: Row) -> str:
+    if row.get("phase"):
+        return clean(row["phase"]) + (f", for {row['phase_s']:.1f} s" if row.get("phase_s") is not None else "")
+    waits = f"waits in {row['waits_in']} " if row.get("waits_in") else ""
+    return clean(f"{waits}{row.get('where') or ''}").strip()
+
+
+def _bytes(count: int | None) -> str:
+    return "" if count is None else f"{count / GIB:.2f} GiB"
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _pad(text: str, width: int) -> str:
+    return text + " " * (width - cells(text))
+
+
+def _styled(text: str, style: str, colour: bool) -> str:
+    return f"\x1b[{STYLES[style]}m{text}\x1b[0m" if colour else text

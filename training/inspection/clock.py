@@ -1,0 +1,122 @@
+"""A rank's own time of a step: what it does before it waits for the others.
+
+From the end of the step before to the forward pass (its data), and from there until the last gradient is ready: then it may wait.
+On a GPU the second part is measured by the GPU, and read when it is over: nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+WINDOW = 50  # steps
+LEAST = 20  # of them, for a median
+PENDING = 64  # steps that a GPU may be behind
+
+
+@dataclass(frozen=True)
+class Lap:
+    """One step on a GPU. Times in seconds; a segment is a pair of its events."""
+
+    data: float
+    period: float
+    segments: list[Any]
+
+    def own_s(self) -> float | None:
+        """None: not over yet."""
+        if not all(end.query() for _, end in self.segments):
+            return None
+        return self.data + sum(begin.elapsed_time(end) for begin, end in self.segments) / 1000
+
+
+class Clock:
+    """`forward()`, `gradients()` and `step()` are called as they happen; reading is for any thread."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._last: float | None = None
+        self._data = 0.0
+        self._begun: Any = None
+        self._segments: list[Any] = []
+        self._pending: deque[Lap] = deque(maxlen=PENDING)
+        self._laps: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)  # own, data, period: milliseconds
+        self.count = 0
+
+    def _now(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def forward(self) -> None:
+        if self._begun is None and not self._segments and self._last is not None:
+            self._data = time.perf_counter() - self._last
+        self._begun = self._now()
+
+    def gradients(self) -> None:
+        if self._begun is not None:
+            now = self._now()
+            self._segments.append((self._begun, now) if self._cuda else now - self._begun)
+            self._begun = None
+
+    def step(self) -> None:
+        now = time.perf_counter()
+        if self._last is not None and self._segments:  # the first step has no beginning
+            if self._cuda:
+                self._pending.append(Lap(self._data, now - self._last, self._segments))
+            else:
+                self._keep(self._data + sum(self._segments), self._data, now - self._last)
+        self._last, self._begun, self._segments = now, None, []
+        while self._pending and (own := self._pending[0].own_s()) is not None:
+            lap = self._pending.popleft()
+            self._keep(own, lap.data, lap.period)
+
+    def _keep(self, own: float, data: float, period: float) -> None:
+        self._laps.append((1000 * own, 1000 * data, 1000 * period))
+        self.count += 1
+
+    def medians(self) -> tuple[float, float, float] | None:
+        """(own, data, period) in milliseconds, of the last steps; None: too few, or the forward pass is not seen."""
+        laps = list(self._laps)
+        if len(laps) < LEAST:
+            return None
+        own, data, period = (median(column) for column in zip(*laps, strict=True))
+        return own, data, period
+
+
+class Hook:
+    """A hook of a module that may be saved as a whole, or copied: there it does nothing, and needs nothing of ours."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> None:
+        self._function(*args)
+
+    def __reduce__(self) -> Any:
+        return getattr, (contextlib.nullcontext(), "__exit__")  # takes any arguments and returns None
+
+
+def attach(clock: Clock, model: nn.Module, began: Any) -> list[Any]:
+    """Hooks that call the clock, and `began()` when a training step's forward pass begins; each has remove()."""
+
+    def forward(module: nn.Module, args: object) -> None:
+        if module.training and torch.is_grad_enabled():
+            clock.forward()
+            began()
+
+    hooks = [model.register_forward_pre_hook(Hook(forward))]
+    # The parameter that is used first usually gets its gradient last.
+    first = next((p for p in model.parameters() if p.requires_grad), None)
+    if first is not None and first.is_leaf and hasattr(first, "register_post_accumulate_grad_hook"):
+        hooks.append(first.register_post_accumulate_grad_hook(lambda parameter: clock.gradients()))
+    return hooks

@@ -1,0 +1,328 @@
+"""The part of an inspection that a training loop calls: it notes what happens, and never waits for other ranks."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import math
+import os
+from collections import deque
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import checksum, clock, samples
+from .board import open_board
+from .judge import Judge, due
+from .output import Finding, InspectionError, Output, listed
+from .watcher import Watcher
+
+__all__ = ["DDPInspector", "InspectionError"]
+
+# What makes all further training worthless, or never ends. The rest costs time or data.
+FATAL = {"not_finite", "empty_batch", "parameters_differ", "no_data"}
+MODES = ("auto", "warn", "raise")
+KEPT = 2  # batches, until their loss is known
+CLOSE_S = 10.0
+_made = 0  # inspectors in this process; the same number on every rank
+
+
+@dataclass
+class Noted:
+    """A step whose loss a GPU may still be computing: a tensor is in this machine's memory once `event` is over."""
+
+    step: int
+    size: int | None
+    loss: torch.Tensor | float | None
+    event: Any
+    place: tuple[int, int, list[int]] | None  # epoch, batch, indices
+    batch: Any
+    losses: torch.Tensor | None
+    sums: torch.Tensor | None  # of the parameters, where that is due
+
+
+class DDPInspector:
+    """Shows whether all ranks train, on different samples, with the same weights, at the same pace; docs/inspection.md.
+
+        inspector = DDPInspector(model, loader)
+        …
+            inspector.step(loss, batch)    # at the end of each step, on every rank
+
+    model: wrapped in DistributedDataParallel or not; loader: what the batches come from, None: not looked at.
+    every: steps between two comparisons of the ranks, 0: never. on_finding: 'auto' raises InspectionError for a loss that is not finite,
+    an empty batch, parameters that differ and a rank without data, and warns of the rest; 'warn' never raises; 'raise' always does.
+    slow: how many times the others' own time makes a rank slow. patience_s: so long a step may wait for a rank whose data has ended.
+    disjoint: False where all ranks are meant to see the same samples. wrapped: False only where nothing averages the gradients.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loader: Any = None,
+        *,
+        every: int = 100,
+        on_finding: str = "auto",
+        slow: float = 1.3,
+        patience_s: float = 60.0,
+        disjoint: bool = True,
+        wrapped: bool | None = None,
+    ) -> None:
+        global _made
+        if on_finding not in MODES:
+            raise ValueError(f"on_finding is {on_finding!r}, allowed: {', '.join(map(repr, MODES))}")
+        if every < 0 or slow <= 1 or patience_s <= 0:
+            raise ValueError(f"every is {every} (0 or more), slow {slow} (more than 1), patience_s {patience_s} (more than 0)")
+        _made += 1
+        self._mode, self._every, self._loader = on_finding, every, loader
+        self._steps, self._in_step, self._ended, self._broken, self._closed = 0, False, "", False, False
+        self._noted: deque[Noted] = deque()
+        self._digests: list[str] = []
+        self._seen_told = False
+        self._pid, self._output = os.getpid(), Output()
+        self._parameters, self._left_out = checksum.comparable(model)
+        self._drawn = samples.watch(loader)
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._clock = clock.Clock(device)
+        self._hooks = clock.attach(self._clock, model, self._began)
+        self._wrapped = _is_wrapped(model) if wrapped is None else wrapped
+        board = open_board(_made)
+        self.rank, self.world_size = board.rank, board.world
+        self._watcher = Watcher(board, self._output, self._state, self._fatal, patience_s)
+        if self.rank == 0:
+            self._watcher.judge = Judge(
+                board, self._output.say, self._watcher.find, every=every, slow=slow, patience_s=patience_s, disjoint=disjoint
+            )
+        atexit.register(self._at_exit)
+        self._watcher.start()
+        launched = int(os.environ.get("WORLD_SIZE") or 1)
+        if self.world_size == 1 and launched > 1:
+            text = f"rank {os.environ.get('RANK', '?')} trains alone: WORLD_SIZE is {launched}, but there is no process group"
+            self._watcher.post(Finding("alone", f"{text} (torch.distributed.init_process_group, before the inspector)"))
+        elif self.world_size == 1:
+            self._output.line("one process, no other ranks: what is compared between ranks is left out")
+
+    def step(self, loss: Any = None, batch: Any = None) -> None:
+        """A step is done. loss: a tensor (the rank's own mean, or one value for each sample) or a number; batch: what was trained on.
+        Raises InspectionError for a finding of this rank or, some moments later, of another one."""
+        if self._closed:
+            return
+        self._steps += 1
+        self._in_step = False
+        self._clock.step()
+        size = samples.size(batch)
+        place = self._drawn.took(size) if self._drawn is not None else None
+        if batch is None and place and place[2]:
+            size = len(place[2])
+        self._note(loss, size, place, batch)
+        if self._steps == 1:
+            self._tell_start()
+        if not self._seen_told:
+            self._collect(batch, size, place)
+        self._ended = ""
+        self._settle(wait=False)
+        if self._watcher.raised:
+            self._raise(self._watcher.raised)
+
+    def begun(self, epoch: int) -> None:
+        """The loader was already asked for this epoch (counted from 1) before the inspector was there: for callbacks."""
+        if self._drawn is not None and not self._drawn.epoch:
+            self._drawn.begun(epoch)
+
+    def epoch_end(self) -> None:
+        """This rank has no more batches in this epoch. Only needed where the loader does not tell it (an IterableDataset)."""
+        if not self._closed:
+            self._ended, self._in_step = "its epoch ended", False
+            self._tell_seen()
+
+    def close(self) -> None:
+        """The loop is over. Called at the process's end otherwise; here it can still raise InspectionError."""
+        self._close("its loop ended", limit_s=CLOSE_S)
+        if self._watcher.raised:
+            self._raise(self._watcher.raised)
+
+    def __enter__(self) -> DDPInspector:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:  # what happened comes first
+            self._close("", limit_s=1.0)
+
+    # What the watcher asks
+
+    def _state(self) -> dict[str, Any]:
+        exhausted = self._drawn is not None and self._drawn.exhausted and not self._in_step
+        return {
+            "step": self._steps,
+            "in_step": self._in_step,
+            "ended": self._ended or ("its loader ended" if exhausted else ""),
+            "broken": self._broken,
+            "laps": self._clock.count // clock.WINDOW * clock.WINDOW,
+            "times": self._clock.medians(),
+        }
+
+    def _fatal(self, found: Finding) -> bool:
+        return self._mode == "raise" or (self._mode == "auto" and found.kind in FATAL)
+
+    # The step
+
+    def _began(self) -> None:
+        self._in_step, self._ended = True, ""
+
+    def _note(self, loss: Any, size: int | None, place: tuple[int, int, list[int]] | None, batch: Any) -> None:
+        own: torch.Tensor | float | None = None
+        event, losses, sums = None, None, None
+        if isinstance(loss, torch.Tensor):
+            losses = loss.detach() if loss.dim() else None
+            mean = loss if losses is None else losses.float().mean()
+            own = _on_its_way(mean.detach()) if mean.is_cuda else mean.item()
+        elif loss is not None:
+            own = float(loss)
+        if due(self._steps, self._every) and self._parameters:
+            sums = _on_its_way(checksum.of_tensors(p for _, p in self._parameters))
+        if isinstance(own, torch.Tensor) or (sums is not None and sums.is_pinned()):
+            event = torch.cuda.Event()
+            event.record()
+        self._noted.append(Noted(self._steps, size, own, event, place, batch, losses, sums))
+        if len(self._noted) > KEPT:  # a GPU that is behind: its batches are not kept alive
+            old = self._noted[-1 - KEPT]
+            old.batch = old.losses = None
+
+    def _settle(self, *, wait: bool) -> None:
+        """Look at the steps whose loss is there."""
+        while self._noted and (wait or self._noted[0].event is None or self._noted[0].event.query()):
+            noted = self._noted.popleft()
+            if noted.event is not None:
+                noted.event.synchronize()
+            loss = float(noted.loss) if noted.loss is not None else None
+            if due(noted.step, self._every):
+                self._tell_row(noted, loss)
+            if noted.size == 0:
+                self._find(Finding("empty_batch", f"rank {self.rank} had an empty batch at step {noted.step}", self.rank, noted.step))
+            elif loss is not None and not math.isfinite(loss):
+                text = f"loss is {loss} on rank {self.rank} at step {noted.step}{_which(noted)}"
+                self._find(Finding("not_finite", text, self.rank, noted.step))
+
+    def _find(self, found: Finding) -> None:
+        self._watcher.post(found)
+        if self._fatal(found):
+            self._raise(found)
+
+    def _raise(self, found: Finding) -> None:
+        self._close("", limit_s=1.0)
+        raise InspectionError(found)
+
+    # What is told
+
+    def _tell_start(self) -> None:
+        facts = samples.describe(self._loader, self._drawn)
+        names = [name for name, _ in self._parameters]
+        shapes = repr([(name, tuple(p.shape), str(p.dtype)) for name, p in self._parameters])
+        facts |= {
+            "first": self._first(),
+            "structure": hashlib.blake2b(shapes.encode(), digest_size=8).hexdigest(),
+            "compared": len(names),
+            "left_out": self._left_out,
+            "names": names if self.rank == 0 else [],
+            "wrapped": self._wrapped,
+        }
+        self._facts = facts
+        self._watcher.put(f"start/{self.rank}", facts)
+
+    def _first(self) -> list[list[int]]:
+        """Indices of the first batches; empty where they are not known."""
+        return list(self._drawn.first) if self._drawn is not None and any(self._drawn.first) else []
+
+    def _collect(self, batch: Any, size: int | None, place: tuple[int, int, list[int]] | None) -> None:
+        """Digests of the first samples; the last batch of an epoch may be filled up with the first ones."""
+        batches = self._facts["batches"]
+        last = batches is not None and self._steps >= batches
+        fresh = samples.digests(batch, size) if batch is not None and size and not (last and batches) else []
+        again = set(fresh) & set(self._digests)
+        if not again:
+            self._digests += fresh
+        if self._steps >= samples.PROVEN_STEPS or last or again:
+            self._tell_seen()
+
+    def _tell_seen(self) -> None:
+        if self._seen_told or not self._steps:
+            return
+        self._seen_told = True
+        first, batches = self._first(), self._facts["batches"]
+        if first and batches is not None and len(first) >= batches:
+            first = first[: batches - 1]
+        indices = [i for one in first for i in one] if first else None
+        self._watcher.put(f"seen/{self.rank}", {"indices": indices, "digests": self._digests})
+
+    def _tell_row(self, noted: Noted, loss: float | None) -> None:
+        sums = [f"{number:012x}" for number in noted.sums.tolist()] if noted.sums is not None else []
+        total = f"{sum(int(s, 16) for s in sums) % (1 << checksum.BITS):012x}" if sums else None
+        if sums:
+            self._watcher.put(f"sums/{noted.step}/{self.rank}", sums)
+        row = {"step": noted.step, "size": noted.size, "loss": None if loss is None else repr(loss), "sum": total}
+        self._watcher.put(f"row/{noted.step}/{self.rank}", row)
+
+    # The end
+
+    def _close(self, ended: str, limit_s: float) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._broken = self._in_step  # in the middle of a step: an exception, maybe since another rank has ended
+        self._ended = self._ended if self._broken else self._ended or ended
+        for hook in self._hooks:
+            hook.remove()
+        self._tell_seen()
+        if self._drawn is not None:
+            samples.unwatch(self._loader, self._drawn)
+        self._watcher.close(limit_s)
+        atexit.unregister(self._at_exit)
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        self._close("its script ended", limit_s=CLOSE_S)
+        if self._broken and self._watcher.no_data and self._fatal(self._watcher.no_data):
+            self._output.keep(InspectionError(self._watcher.no_data))  # what this rank raised is what follows from it
+
+
+def _on_its_way(tensor: torch.Tensor) -> torch.Tensor:
+    """To this machine's memory, without waiting for the GPU."""
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def _is_wrapped(model: nn.Module) -> bool:
+    """Something averages the gradients of the ranks."""
+    known = ("DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine")
+    inner = getattr(model, "_orig_mod", model)  # torch.compile
+    return any(type(m).__name__ in known for m in (inner, *inner.modules())) or any(hasattr(p, "placements") for p in inner.parameters())
+
+
+def _which(noted: Noted) -> str:
+    """Which samples the loss is of."""
+    parts = []
+    indices = noted.place[2] if noted.place else []
+    if noted.place:
+        parts.append(f"epoch {noted.place[0]}, batch {noted.place[1]}")
+    if noted.size and (noted.batch is not None or noted.losses is not None):
+        inputs, own = samples.not_finite(noted.batch, noted.losses, noted.size)
+        for places, what in ((inputs, "input is not finite"), (own, "own loss is not finite")):
+            if places:
+                parts.append(f"{what}: {_named(places, indices)}")
+        if not inputs and not own:
+            parts.append("inputs are finite")
+    if indices:
+        parts.append(f"the batch: samples {listed(indices, 2 * samples.SHOWN)}")
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+def _named(places: list[int], indices: list[int]) -> str:
+    if indices and places[-1] < len(indices):
+        return f"sample {listed([indices[p] for p in places], samples.SHOWN)}"
+    return f"place {listed(places, samples.SHOWN)} of the batch"

@@ -1,0 +1,66 @@
+"""The inspector as a callback of Lightning:
+
+from training.inspection.lightning import InspectorCallback
+
+trainer = Trainer(callbacks=[InspectorCallback()], …)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from .inspector import DDPInspector
+
+# Of the package that the training uses: both have a class Callback of their own.
+if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
+    from pytorch_lightning import Callback  # type: ignore[import-not-found,import-untyped]
+else:
+    try:
+        from lightning.pytorch import Callback  # type: ignore[import-not-found,import-untyped]
+    except ImportError:
+        from pytorch_lightning import Callback
+
+__all__ = ["InspectorCallback"]
+
+
+class InspectorCallback(Callback):
+    """Takes what DDPInspector takes, but the model and the loader. A step is a batch, also with accumulate_grad_batches."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._options = options
+        self.inspector: DDPInspector | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        loader = next(_loaders(trainer.train_dataloader), None)
+        self.inspector = DDPInspector(trainer.strategy.model or pl_module, loader, **self._options)
+        # Lightning has begun its first epoch by now, unseen: what is drawn next belongs to the second.
+        self.inspector.begun(trainer.current_epoch + 1)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.inspector:
+            self.inspector.step(outputs.get("loss") if isinstance(outputs, dict) else outputs, batch)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if self.inspector:
+            self.inspector.epoch_end()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self.inspector:
+            self.inspector.close()
+
+
+def _loaders(loaders: Any) -> Iterator[Any]:
+    """The loaders that batches are made of, where several are combined."""
+    if hasattr(loaders, "dataset"):
+        yield loaders
+    elif isinstance(loaders, dict):
+        for loader in loaders.values():
+            yield from _loaders(loader)
+    elif isinstance(loaders, (list, tuple)):
+        for loader in loaders:
+            yield from _loaders(loader)
+    elif loaders is not None:
+        yield loaders

@@ -1,0 +1,88 @@
+"""What people read of an inspection: lines of rank 0, and events of the run directory, where there is one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LAUNCHED = "duet_launched"  # a module that lib/run_script.py puts there: `ranks`, a folder of the run; `keep(error)`, for its failure card
+RUN_DIR = "DUET_RUN_DIR"
+MANY = 16  # ranks that are shown
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`rank` is the guilty one; None when nobody can be blamed."""
+
+    kind: str
+    text: str
+    rank: int | None = None
+    step: int | None = None
+
+
+class InspectionError(RuntimeError):
+    """A finding that ends the training; `guilty_rank` is the rank to look at, None when nobody can be blamed."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.text)
+        self.kind, self.guilty_rank, self.step = finding.kind, finding.rank, finding.step
+
+
+class Output:
+    """Everything said goes to standard error; a file that can not be written is said once and stops nobody."""
+
+    def __init__(self) -> None:
+        self._launched = sys.modules.get(LAUNCHED)
+        folder = Path(self._launched.ranks).parent if self._launched else os.environ.get(RUN_DIR)
+        self._events = Path(folder, "events.jsonl") if folder and Path(folder).is_dir() else None  # as training/rundir.py has it
+
+    def line(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the terminal is gone, or standard error was closed: training goes on
+            sys.stderr.write(f"[inspector] {text}\n")
+            sys.stderr.flush()
+
+    def say(self, text: str, **facts: Any) -> None:
+        self.line(text)
+        self._event("inspection", text=text, **facts)
+
+    def warn(self, found: Finding) -> None:
+        self.line(f"WARNING: {found.text}")
+
+    def record(self, found: Finding) -> None:
+        self._event("warning", text=found.text, rank=found.rank, step=found.step, kind=found.kind, by="inspector")
+
+    def keep(self, error: InspectionError) -> None:
+        """For the launcher's failure card, when this process ends without raising."""
+        if self._launched:
+            self._launched.keep(error)
+
+    def _event(self, event: str, **facts: Any) -> None:
+        if self._events is None:
+            return
+        line = json.dumps({"time": time.time(), "event": event, **facts}, ensure_ascii=False) + "\n"
+        try:
+            handle = os.open(self._events, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                os.write(handle, line.encode("utf-8", "backslashreplace"))
+            finally:
+                os.close(handle)
+        except OSError as error:
+            self.line(f"{self._events} can not be written: {error.strerror}")
+            self._events = None
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """'rank 3', 'ranks 0, 1'."""
+    more = f", … {len(numbers)} in all" if len(numbers) > MANY else ""
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:MANY]))}{more}"
+
+
+def listed(indices: Sequence[int], limit: int) -> str:
+    return ", ".join(map(str, indices[:limit])) + (", …" if len(indices) > limit else "")

@@ -1,0 +1,179 @@
+"""The inspector's thread: tells the board what this rank does, and, on rank 0, judges. Training never waits for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from .board import Board
+from .judge import Judge
+from .output import Finding, InspectionError, Output
+
+POLL_S = 0.25
+SOON_S = 0.02  # while something is expected
+LEAVE_S = 1.0  # for the others to take leave of rank 0's store
+DROP_S = 1.0  # after the end of the process group
+
+State = dict[str, Any]
+
+
+class Watcher(threading.Thread):
+    """`state()` is what this rank does now. `fatal(finding)`: does it end the training? `patience_s`: how long a step may stand still
+    when another rank has ended."""
+
+    def __init__(
+        self, board: Board, output: Output, state: Callable[[], State], fatal: Callable[[Finding], bool], patience_s: float
+    ) -> None:
+        super().__init__(name="inspector", daemon=True)
+        self._board, self._output, self._state, self._fatal, self._patience_s = board, output, state, fatal, patience_s
+        self.judge: Judge | None = None
+        self._queue: deque[tuple[str, Any]] = deque()
+        self._wake, self._closing, self._idle = threading.Event(), threading.Event(), threading.Event()
+        self._told: State = {}
+        self._place: tuple[object, ...] = ()
+        self._since = time.monotonic()
+        self._read, self._found = 0, set[tuple[str, int | None]]()  # findings
+        self._detached = False  # the board is no longer used
+        self._grouped = dist.is_available() and dist.is_initialized()
+        self._gone_since: float | None = None
+        self.raised: Finding | None = None  # for the training's thread
+        self.no_data: Finding | None = None
+
+    # Called by the training's thread
+
+    def put(self, key: str, value: Any) -> None:
+        self._idle.clear()
+        self._queue.append((key, value))
+        self._wake.set()
+
+    def post(self, found: Finding) -> None:
+        """To all ranks."""
+        self.put("finding", found)
+
+    def flush(self, limit_s: float = 1.0) -> None:
+        self._wake.set()
+        self._idle.wait(limit_s)
+
+    def close(self, limit_s: float) -> None:
+        self._closing.set()
+        self._wake.set()
+        self.join(limit_s)
+
+    # The thread
+
+    def run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                self._wake.wait(SOON_S if self._expecting() else POLL_S)
+                self._wake.clear()
+                self._turn()
+            self._leave()
+        except dist.DistError:  # rank 0 is gone, and with it the board: whoever watches the processes has the cause
+            self._detached = True
+            self._idle.set()
+            self._alone()
+        except Exception as error:  # training goes on without
+            self._output.line(f"the inspection has ended: {type(error).__name__}: {error}")
+            self._detached = True
+            self._idle.set()
+
+    def _expecting(self) -> bool:
+        return self.judge is not None and not self._detached and self.judge.outstanding
+
+    def _turn(self) -> None:
+        if not self._detached:
+            self._exchange()
+            if self._group_ended() or self._board.take("closing"):
+                self._depart()
+        self._end_if_stuck()
+
+    def _exchange(self) -> None:
+        while self._queue:
+            key, value = self._queue.popleft()
+            if isinstance(value, Finding):
+                self.find(value)
+            else:
+                self._board.put(key, value)
+        state = self._state()
+        if state != self._told:
+            self._board.put(f"state/{self._board.rank}", state)
+            self._told = state
+        if self.judge:
+            self.judge.look(time.monotonic())
+        while (told := self._board.take(f"finding/{self._read + 1}")) is not None:
+            self._read += 1
+            self._heard(Finding(*told))
+        if not self._queue:
+            self._idle.set()
+
+    def find(self, found: Finding) -> None:
+        """Tell all ranks, once for each kind and rank. In this thread."""
+        if (found.kind, found.rank) not in self._found:
+            self._found.add((found.kind, found.rank))
+            self._output.record(found)
+            self._board.announce([found.kind, found.text, found.rank, found.step])
+
+    def _heard(self, found: Finding) -> None:
+        if self._board.rank == 0:
+            self._output.warn(found)
+        if found.kind == "no_data":
+            self.no_data = found
+        elif self._fatal(found):
+            self.raised = self.raised or found
+
+    def _end_if_stuck(self) -> None:
+        """A step that waits for a rank which will not come can not be interrupted: the process is ended, with the cause."""
+        state, now = self._state(), time.monotonic()
+        place = (state["step"], state["in_step"], state["ended"])
+        if place != self._place:
+            self._place, self._since = place, now
+        stuck = not state["ended"] and now - self._since > self._patience_s
+        if self.no_data and stuck and self._fatal(self.no_data):
+            self._output.line(
+                f"rank {self._board.rank}: ended after {self._patience_s:g} s in step {state['step'] + 1}: {self.no_data.text}"
+            )
+            self._output.keep(InspectionError(self.no_data))
+            sys.stdout.flush()
+            os._exit(1)
+
+    def _group_ended(self) -> bool:
+        """The script has left its process group, and may make another one at the same port, which our server would keep."""
+        if not self._grouped or dist.is_initialized():
+            self._gone_since = None
+            return False
+        self._gone_since = self._gone_since or time.monotonic()
+        return time.monotonic() - self._gone_since > DROP_S
+
+    def _leave(self) -> None:
+        if not self._detached:
+            self._exchange()
+            self._depart()
+        self._idle.set()
+
+    def _depart(self) -> None:
+        """Nobody asks rank 0's store after its end: torch would say that, with a traceback."""
+        self._detached = True
+        end = time.monotonic() + LEAVE_S
+        if self.judge:
+            limit = end + self.judge.named_s
+            while self.judge.outstanding and time.monotonic() < (limit if self.judge.somebody_waits else end):
+                time.sleep(SOON_S)
+                self._exchange()
+            self._board.put("closing", True)
+        self._board.put(f"bye/{self._board.rank}", True)
+        end = time.monotonic() + LEAVE_S
+        while self.judge and self._board.missing("bye") and time.monotonic() < end:
+            time.sleep(SOON_S)
+        self._board.close()
+
+    def _alone(self) -> None:
+        while not self._closing.is_set():
+            self._closing.wait(POLL_S)
+            self._end_if_stuck()
