@@ -15,15 +15,16 @@ from typing import Any
 import pytest
 
 from training import supervise
+from training.asked import ROOT
 from training.errors import Exit
 from training.heartbeat import Heartbeat, read_all
 from training.launch import attempt, limits, spawn, team, verdict
 from training.launch.attempt import Attempt
+from training.launch.ending import Ending
 from training.launch.outcome import Outcome
 from training.launch.recovery import Recovery
 from training.launch.team import Team
 from training.launch.wishes import Wishes
-from training.request import ROOT
 from training.rundir import RunDir, write_json
 from training.watch import death
 from training.watch.finding import HANG
@@ -248,7 +249,7 @@ def test_asked_to_stop_between_two_attempts(
     monkeypatch.setattr(supervise.store, "changed", lambda run: os.kill(os.getpid(), number))
     plan = PLAN | {"retries": {"value": 2, "reason": ""}, "place": {"node_rank": 0, "nnodes": 1}}
     plan |= {"command": {"script": "launch_train.sh"}, "origins": dict.fromkeys(("out_dir", "log_dir"), "default")}
-    assert supervise._attempts(run, plan, set(), "") == code
+    assert supervise._attempts(run, plan, Ending(run, plan), set(), "") == code
     said = capfd.readouterr().err
     assert "restarting (1 of 2) from the beginning" in said
     assert f"{name}: stopped before the restart; step 0 is saved (exit {code})" in said

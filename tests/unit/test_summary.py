@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.conftest import ENHANCED, LAUNCH, SIMPLE, TRAIN, Shell
-from training.config.schema import FIELDS, Config
+from training.config.schema import FIELDS, Config, shared
 from training.rundir import RunDir, write_json
 from training.summary import longer, next_command, render
 
@@ -77,6 +77,65 @@ def test_what_was_trained_how_well_and_where_it_is(run: RunDir) -> None:
     assert text.endswith("\n")
 
 
+VIDEO = {
+    "status": "done",
+    "exit_code": 0,
+    "seconds": 75.2,
+    "steps": 300,
+    "samples": 4800,
+    "parameters": 123_456,
+    "loss_first": 0.05231,
+    "loss_last": 0.004117,
+    "val_psnr_first": 27.1,
+    "val_psnr_last": 29.83,
+    "val_ssim_first": 0.871,
+    "val_ssim_last": 0.9134,
+    "val_psnr_input_first": 25.31,
+    "val_psnr_input_last": 25.31,
+    "samples_per_s": 3.2689,
+    "step_ms": 4894.6,
+    "mfu": None,
+    "checkpoint": "step_00000300",
+    "sample": "4 clips\n  of 6 frames",
+}
+
+
+def plan_of(task: str, **options: Any) -> dict[str, Any]:
+    """Of another task than gpt: none of the fields that gpt alone has, no data, no estimate of the memory."""
+    made = plan()
+    made["config"] = {name: value for name, value in made["config"].items() if shared(name)}
+    made["task"] = {"name": task, "unit": "samples", "file": None, "options": options}
+    return {key: value for key, value in made.items() if key != "data"}
+
+
+def test_another_task_in_its_own_words(run: RunDir, shell: Shell) -> None:
+    write_json(run.summary, VIDEO)
+    run.samples.mkdir()
+    text = render(run, plan_of("video_restoration", dataroot_gt="data/moving"))
+    for part in (
+        "  Model      video_restoration, 0.12 M parameters\n",
+        "  Trained    300 steps, 4,800 samples of data/moving in 1 min 15 s, 2 × cpu\n",
+        "  Loss       0.05231 → 0.004117; validation psnr 27.1 → 29.83 dB, ssim 0.871 → 0.9134, psnr input 25.31 dB\n",
+        "  Speed      3.27 samples/s, 4894.6 ms per step (medians)\n",
+        "      │ 4 clips\n      │   of 6 frames\n",
+        "plan.json, samples/",
+    ):
+        assert part in text, part
+    assert "token" not in text and "bits" not in text
+    assert shell.read(next_line(text)).config.num_iterations == 800
+
+
+def test_a_task_that_says_little(run: RunDir) -> None:
+    write_json(run.summary, {name: None if name == "sample" else value for name, value in VIDEO.items() if "val_" not in name})
+    text = render(run, plan_of("mine"))
+    assert "Model      mine, 0.12 M" in text and "300 steps, 4,800 samples in 1 min 15 s" in text
+    assert "Loss       0.05231 → 0.004117\n" in text and "Sample" not in text
+    own = {name.replace("samples", "clips"): value for name, value in VIDEO.items()}
+    write_json(run.summary, own)
+    text = render(run, plan_of("mine"))
+    assert "300 steps, 4,800 clips in 1 min 15 s" in text and "Speed      3.27 clips/s, 4894.6 ms" in text
+
+
 def test_without_a_summary_there_is_nothing_to_show(run: RunDir) -> None:
     assert render(run, plan()) == ""
 
@@ -85,6 +144,18 @@ def test_what_was_not_measured_is_left_out(run: RunDir) -> None:
     text = screen(run, plan(), val_bpb_first=None, val_bpb_last=None, sample=None)
     assert "validation" not in text
     assert "Sample" not in text
+
+
+def test_the_use_of_the_gpu_where_it_is_known(run: RunDir) -> None:
+    assert "331.8 ms per step, 41.3 % of the GPU's arithmetic (MFU) (medians)\n" in screen(run, plan(), mfu=0.4126)
+    for facts in ({}, {"mfu": None}):
+        assert "331.8 ms per step (medians)\n" in screen(run, plan(), **facts)
+
+
+def test_the_report_is_named_where_there_is_one(run: RunDir) -> None:
+    assert "Report" not in screen(run, plan())
+    run.report.touch()
+    assert f"\n  Report     {run.report}\n" in screen(run, plan())
 
 
 def test_a_loss_of_longer_tokens_is_per_token(run: RunDir) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training import console
+from training.asked import ROOT
 from training.diagnose import catalogue
-from training.request import ROOT
 
 if TYPE_CHECKING:
     from training.diagnose.judge import Judgement

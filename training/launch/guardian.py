@@ -7,7 +7,7 @@ import secrets
 import subprocess
 import sys
 
-from training.request import ROOT
+from training.asked import ROOT
 
 
 class Guardian:

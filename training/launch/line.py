@@ -133,19 +133,24 @@ class Line(ABC):
 
     def settle(self, own: Message) -> Message:
         """The failure that every machine shows: of the machine where it began, as far as that can still say."""
-        sure = own["kind"] == GONE or (own["kind"] == SILENT and bool(self.missing()))
-        if sure or (own["rank"] is not None and not own["victim"]):
-            self.tell({"record": own})
-            return own
-        end = time.monotonic() + SETTLE_S
-        while self.failed is None and self.wires and time.monotonic() < end:
+        guilty = own["rank"] is not None and not own["victim"]
+        last = time.monotonic()
+        end = last + SETTLE_S
+        while not guilty and not self._sure(own) and self.failed is None and self.wires and time.monotonic() < end:
             for node in list(self.wires):
                 for message in self.read(node):
                     self.failed = message.get("record") or self.failed
             time.sleep(PAUSE_S)
-        if self.failed:
-            self.tell({"record": self.failed})  # the other machines know only us
+            last, passed = time.monotonic(), time.monotonic() - last
+            for wire in self.wires.values():
+                wire.quiet_s += passed
+        if self.failed or guilty or self._sure(own):
+            self.tell({"record": self.failed or own})  # the other machines know only us
         return self.failed or own
+
+    def _sure(self, own: Message) -> bool:
+        """Is the fault another machine, which will say nothing more? A silent one only when it has been silent for long enough."""
+        return own["kind"] == GONE or (own["kind"] == SILENT and bool(self.missing()))
 
     def lost(self, node: int) -> None:
         self.wires.pop(node).close()

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from training import tasks
 from training.config import batch
 from training.config.schema import Config
 from training.host import decide, memory
-from training.launch.verdict import ASKED
+from training.rundir import ASKED
 from training.watch import phases
 from training.watch.death import DIED
 from training.watch.finding import BLOCKED, DESYNC, HANG, STOPPED, UNEVEN
@@ -129,9 +130,10 @@ def _smaller_batch(failure: Failure, plan: dict[str, Any]) -> Restart | GiveUp |
     now, total = plan["config"]["device_batch_size"], plan["config"]["total_batch_size"]
     size = batch.smaller(now, plan["batch"]["seq_len"], plan["batch"]["world_size"], total)
     if size is None:
-        return GiveUp(f"device_batch_size is {now} already: try a smaller --max_seq_len or --depth")
-    who = "a rank" if failure.rank is None else f"rank {failure.rank}"
-    says = f"out of memory on {who}: device_batch_size {now} → {size}, the same {total} tokens per step with {now / size:g} × accumulation"
+        smaller = "a smaller --max_seq_len or --depth" if "memory" in plan else "smaller samples, or a smaller model"
+        return GiveUp(f"device_batch_size is {now} already: try {smaller}")
+    who, unit = "a rank" if failure.rank is None else f"rank {failure.rank}", tasks.of(plan)["unit"]
+    says = f"out of memory on {who}: device_batch_size {now} → {size}, the same {total} {unit} per step with {now / size:g} × accumulation"
     return Restart(0, {"device_batch_size": size}, f"{who} was out of memory with {now}", says)
 
 
@@ -160,11 +162,12 @@ def changed_plan(plan: dict[str, Any], changes: dict[str, Any], why: str) -> dic
         size, old = changes["device_batch_size"], plan["batch"]
         split = batch.split(size, old["seq_len"], old["world_size"], config["total_batch_size"])
         assert split, "batch.smaller() gives divisors only"
-        load = replace(memory.Load(**plan["memory"]["load"]), sequences=size)
         plan |= {
             "batch": asdict(split),
             "device_batch_size": decide.Choice(size, why).record(),
             "static_graph": decide.static_graph(Config(**config), split.accumulation).record(),
-            "memory": plan["memory"] | memory.estimate(load).record() | {"load": asdict(load)},
         }
+        if "memory" in plan:
+            load = replace(memory.Load(**plan["memory"]["load"]), sequences=size)
+            plan |= {"memory": plan["memory"] | memory.estimate(load).record() | {"load": asdict(load)}}
     return plan

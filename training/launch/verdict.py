@@ -27,7 +27,6 @@ from training.watch.sight.stacks import Stack
 SHOWN_LINES = 10
 SHOWN_CHARACTERS = 240  # of an exception's message
 UNDERLINE = re.compile(r"[\s^~]+")  # Python 3.11 marks the column below each line of a traceback
-ASKED = "asked"  # what a failure is, beside the kinds of a death and of a finding (training.watch): a wish
 
 
 def exit_code(outcome: Outcome) -> int:
@@ -75,7 +74,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
     told = causes.of_log(log, said_by, since) if cause == causes.UNKNOWN and by_itself else None
     if told and told.event:
         cause, summary = told.cause, f"{summary}; it had said: {shown(told.event.line.text.strip())}" if own is None else summary
-    lost = outcome.lost if kind != ASKED and (outcome.here is None or (own and causes.is_victim(own))) else None
+    lost = outcome.lost if kind != rundir.ASKED and (outcome.here is None or (own and causes.is_victim(own))) else None
     if lost:  # what our ranks say of it is only that they have lost the others
         rank, own, cause, kind, summary = None, None, lost.cause, lost.kind, lost.text
     record = {
@@ -118,7 +117,7 @@ def _stack(found: Finding) -> list[str]:
 def _what(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any], status: int, own: dict[str, Any] | None) -> tuple[str, str, str]:
     """(cause, kind, summary); `own`: what the rank has reported."""
     if outcome.killed or stopped_early(outcome):
-        return "interrupted" if outcome.asked == Exit.INTERRUPTED else "preempted", ASKED, _stop(outcome)
+        return "interrupted" if outcome.asked == Exit.INTERRUPTED else "preempted", rundir.ASKED, _stop(outcome)
     if outcome.torn_down:
         return causes.UNKNOWN, DIED, "the script had come to its end; then its process was aborted (SIGABRT) while it was torn down"
     if outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES):

@@ -1,0 +1,143 @@
+"""The end of real runs: the report, and the command that tells somebody, however the run has ended."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Launched
+from tests.e2e.hooks import in_forward
+from training.rundir import read_json
+
+Launch = Callable[..., Launched]
+CONFIG = "configs/dual_gpu/quickstart.py"
+RUN = ("./launch_train.sh", "2", CONFIG)
+ALONE = (sys.executable, "train.py", CONFIG)
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", "train.py")
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Path:
+    return tmp_path / "told.json"
+
+
+def notify(told: Path) -> str:
+    """Each message into a file of its own line; what is said by it goes to the log."""
+    return f"cat >> '{told}'; echo \"sent: $DUET_TITLE\""
+
+
+def messages(told: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in told.read_text().splitlines()]
+
+
+def test_a_finished_run_tells_and_has_a_report(launch: Launch, told: Path) -> None:
+    run = launch(*RUN, report=True, notify=notify(told), eval_every=6).ok()
+    page = run.run.report.read_text()
+    assert "<html" in page and "run1" in page
+    assert f"\n  Report     {run.run.report}\n" in run.output
+    (facts,) = messages(told)
+    assert (facts["status"], facts["exit_code"], facts["title"]) == ("finished", 0, "run1 finished")
+    assert (facts["steps"], facts["loss"]) == (12, run.losses[-1])
+    assert facts["eval"]["val_bpb"] == run.summary["val_bpb_last"]
+    assert (facts["report"], facts["run_dir"]) == (str(run.run.report), str(run.run.path))
+    assert "sent: " not in run.output, "its words are in the log"
+    (log,) = run.logs.iterdir()
+    assert log.read_text().endswith("notify: sent: run1 finished\n")
+    records = [run.steps[step] for step in (2, 12)]
+    assert all(len(r["own_ms"]) == len(r["memory_bytes"]) == 2 and r["mfu"] is None for r in records)
+    assert all(0 < own < r["step_ms"] for r in records for own in r["own_ms"])
+    assert min(records[0]["memory_bytes"]) > 50 << 20
+    assert run.summary["memory_bytes"] == max(max(r["memory_bytes"]) for r in run.steps.values())
+
+    resumed = launch(*RUN, resume="run1", report=None, notify=None, num_iterations=14, env={"DUET_REPORT": "false"}).ok()
+    assert [m["steps"] for m in messages(told)] == [12, 14], "a resumed run keeps the command"
+    assert not run.run.report.exists() and "  Report " not in resumed.output, "that of the earlier part is none of this one"
+
+
+def test_a_failed_run_tells_once_after_all_restarts(launch: Launch, told: Path) -> None:
+    """A failing command changes nothing of it."""
+    inject = "kill@rank=1,step=5,attempt=any"
+    run = launch(*RUN, report=True, retries=1, inject=inject, notify=f"{notify(told)}; echo no route >&2; exit 7")
+    assert run.wait() == 4
+    (facts,) = messages(told)
+    assert (facts["status"], facts["exit_code"], facts["restarts"]) == ("failed", 4, 1)
+    assert (facts["cause"], facts["rank"], facts["advice"]) == (run.failure["cause"], 1, run.failure["advice"])
+    assert facts["text"].startswith("rank 1: killed by SIGKILL") and facts["host"]
+    assert f"report: {run.run.report}\n" in run.output.split("training failed")[-1]
+    assert "[WARNING]" in run.output.splitlines()[-1]
+    assert run.output.endswith("--notify has failed: left with status 7: no route\n")
+
+
+def test_who_is_stopped_is_told_so(launch: Launch, told: Path) -> None:
+    run = launch(*RUN, num_iterations=100000, notify=notify(told))
+    run.wait_for("Iter: 3,")
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 75
+    (facts,) = messages(told)
+    assert facts["status"] == "preempted" and facts["text"].startswith("stopped at step ")
+
+
+def test_refused_data_is_told(launch: Launch, told: Path, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("too short")
+    run = launch(*RUN, data=tmp_path / "short.txt", report=True, notify=notify(told))
+    assert run.wait() == 2
+    (facts,) = messages(told)
+    assert (facts["status"], facts["exit_code"], facts["run_dir"], facts["report"]) == ("failed", 2, None, None)
+    assert facts["text"].startswith("data short has ")
+    assert not run.run.path.exists()
+
+
+def test_a_secret_in_the_command_is_refused_before_anything_is_written(launch: Launch) -> None:
+    run = launch(*RUN, notify="curl -H 'Authorization: Bearer tk_geheim1234' https://host/")
+    assert run.wait() == 2
+    assert "holds what looks like a secret, after 'Authorization'" in run.output and "$NTFY_TOKEN" in run.output
+    assert "geheim" not in run.output
+    assert not run.run.path.exists() and not run.logs.exists()
+
+
+def test_somebody_s_own_script(launch: Launch, told: Path, tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text("import os, sys; sys.exit(9 if os.environ['RANK'] == os.environ.get('FAILS') else 0)")
+    flags = {"notify": notify(told), "script": script, "out_dir": tmp_path / "experiments", "log_dir": tmp_path / "logs"}
+    launch("./launch_train.sh", "2", tiny=False, device="cpu", **flags).ok()
+    assert launch("./launch_train.sh", "2", tiny=False, device="cpu", env={"FAILS": "1"}, **flags).wait() == 4
+    first, second = messages(told)
+    assert (first["status"], first["exit_code"]) == ("finished", 0) and first["text"].startswith("2 ranks, ")
+    assert (second["status"], second["exit_code"], second["rank"]) == ("failed", 4, 1)
+
+
+@pytest.mark.slow
+def test_a_single_rank_without_a_supervisor(launch: Launch, told: Path) -> None:
+    done = launch(*ALONE, report=True, notify=notify(told)).ok()
+    assert done.run.report.exists() and f"  Report     {done.run.report}\n" in done.output
+    failed = launch(*ALONE, notify=notify(told), inject="raise@rank=0,step=5")
+    assert failed.wait() == 1
+    assert [(m["status"], m["exit_code"]) for m in messages(told)] == [("finished", 0), ("failed", 1)]
+    assert messages(told)[1]["text"] == "rank 0: ValueError: injected on purpose (exit 1)"
+
+
+@pytest.mark.slow
+def test_under_torchrun_rank_0_tells(launch: Launch, told: Path) -> None:
+    launch(*TORCHRUN, CONFIG, notify=notify(told)).ok()
+    assert [m["status"] for m in messages(told)] == ["finished"]
+
+
+@pytest.mark.slow
+def test_a_rank_0_that_fails_leaves_its_trackers_in_order(launch: Launch, tmp_path: Path) -> None:
+    """And the next start goes on with the same run of W&B."""
+    begun = f"__import__('glob').glob({str(tmp_path / 'experiments/run1/wandb/offline-run-*/*.wandb')!r})"
+    until_begun = f"list(iter(lambda: bool({begun}) or __import__('time').sleep(0.05), True))"
+    fails = in_forward(0, 5, f"{until_begun}; raise ValueError('planted')")
+    run = launch(*RUN, wandb_mode="offline", use_dummy_wandb=None, save_every=4, hook=fails)
+    assert run.wait() == 4 and run.failure["summary"] == "ValueError: planted"
+    assert "left behind" not in run.output, "its service has been ended"
+    launch(*RUN, resume="run1", use_dummy_wandb=None).ok()
+    number = (read_json(run.run.wandb_id) or {})["id"]
+    parts = list(run.run.wandb.glob("offline-run-*"))
+    assert len(parts) == 2 and all(part.name.endswith(f"-{number}") for part in parts)

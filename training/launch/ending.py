@@ -1,0 +1,72 @@
+"""After a run: its report, and the command that tells somebody (`--notify`). Neither changes how the run has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from training import console, rundir
+from training.asked import ROOT
+from training.errors import Exit
+from training.host.redact import masked
+from training.launch import errand, news, spawn
+from training.launch.wishes import Wishes
+
+REPORT_S, NOTIFY_S = 60.0, 30.0
+PREEMPTED_S = 10.0  # for the report: who preempts does not wait long
+NICE = 5
+SHELL = "/bin/sh"
+
+
+class Ending:
+    """Of one launch; for the process that has started the run: the supervisor of the first machine, or rank 0 without one."""
+
+    def __init__(self, run: rundir.RunDir, plan: dict[str, Any]) -> None:
+        self.run, self.plan, self._wishes, self._reported = run, plan, Wishes(), False
+        self.begun = False  # the data is accepted; before it the run directory knows nothing of this launch
+
+    def report(self, code: int) -> bool:
+        """Make report.html, once: has this call made it? A warning when it does not work."""
+        if self._reported or not self.plan["config"].get("report") or not os.access(self.run.path, os.W_OK):
+            return False
+        self._reported = True
+        command = [sys.executable, str(ROOT / "lib/run_module.py"), "training.report", str(self.run.path), "--quiet"]
+        limit_s = PREEMPTED_S if code == Exit.PREEMPTED else REPORT_S
+        wrong, said = errand.run(command, spawn.clean_environment(ours=True), b"", limit_s, self._wishes, nice=NICE)
+        if wrong:
+            console.warning(f"no report was made: {_with_last_line(wrong, said)}")
+        return not wrong
+
+    def close(self, code: int, why: str = "") -> None:
+        """The run has ended with this status, and the user has been told, except where the report is that the summary does not
+        name. `why`: what he was told where no rank has ended the run."""
+        with self._wishes:  # from here on nothing can change the status
+            if self.begun and self.report(code):
+                console.info(f"report: {self.run.report}")
+            if command := self.plan["config"].get("notify"):
+                self._notify(command, news.of(self.run, self.plan, code, begun=self.begun, why=why))
+
+    def _notify(self, command: str, facts: dict[str, Any]) -> None:
+        told = {
+            "DUET_STATUS": facts["status"],
+            "DUET_EXIT_CODE": str(facts["exit_code"]),
+            "DUET_RUN_NAME": facts["name"],
+            "DUET_RUN_DIR": facts["run_dir"] or "",
+            "DUET_TITLE": facts["title"],
+            "DUET_TEXT": facts["text"],
+            "DUET_REPORT": facts["report"] or "",
+        }
+        given = (json.dumps(facts, ensure_ascii=False) + "\n").encode("utf-8", "replace")
+        # What happened comes as data only: nothing of it is ever part of a command line.
+        wrong, said = errand.run([SHELL, "-c", command], spawn.clean_environment(ours=False) | told, given, NOTIFY_S, self._wishes)
+        for line in said.splitlines():
+            console.to_log(f"notify: {masked(line)}\n")
+        if wrong:
+            console.warning(f"--notify has failed: {_with_last_line(wrong, said)}")
+
+
+def _with_last_line(wrong: str, said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return f"{wrong}: {masked(lines[-1])[:200]}" if lines else wrong

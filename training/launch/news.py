@@ -1,0 +1,99 @@
+"""What is told of a run that has ended for good: one title, one line, and the same as facts (docs/notify.md)."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import Any
+
+from training import rundir, summary
+from training.engine import manifest
+from training.errors import EXIT_MEANING, Exit
+from training.host.gpus import one_line
+from training.host.redact import masked
+from training.launch import cause as causes
+from training.launch.output import tail
+
+FINISHED, FAILED, STOPPED, PREEMPTED = "finished", "failed", "stopped", "preempted"
+WORDS = {FINISHED: "finished", FAILED: "failed", STOPPED: "stopped on request", PREEMPTED: "preempted"}
+BY_CODE = {Exit.DONE: FINISHED, Exit.INTERRUPTED: STOPPED, Exit.PREEMPTED: PREEMPTED}
+RECORDS = 500  # from the end of metrics.jsonl: the last step and the last evaluation
+TEXT = 500  # characters
+
+
+def of(run: rundir.RunDir, plan: dict[str, Any], code: int, *, begun: bool, why: str = "") -> dict[str, Any]:
+    """Facts that go to strangers, so without secrets. Unless it has `begun`, the run directory knows nothing of this launch.
+    `why`: what the user was told where no rank has ended the run."""
+    done = (rundir.read_json(run.summary) or {}) if begun else {}
+    failure = _failure(run) if begun and not why else {}
+    status = BY_CODE.get(Exit(code), FAILED) if code in EXIT_MEANING else FAILED
+    if failure.get("kind") == rundir.ASKED:
+        status = PREEMPTED if failure["cause"] == "preempted" else STOPPED
+    failure = failure if status == FAILED or not done else {}
+    step, evaluation = _last(run) if begun else ({}, {})
+    cause = failure.get("cause") if status == FAILED else None
+    text = why or _text(run, plan, done, failure, status)
+    return {
+        "name": run.name,
+        "status": status,
+        "exit_code": code,
+        "title": f"{run.name} {WORDS[status]}{f': {cause}' if cause else ''}",
+        "text": _clean(f"{text} (exit {code})" if code else text),
+        "cause": cause,
+        "rank": failure.get("rank") if status == FAILED else None,
+        "advice": [_clean(one) for one in failure.get("advice", [])],
+        "steps": done.get("steps", step.get("step")),
+        "loss": step.get("loss"),
+        "eval": {name: value for name, value in evaluation.items() if name.startswith("val_")} or None,
+        "seconds": round(time.time() - plan["created"], 1),
+        "restarts": sum(e.get("event") == "restart" and e["time"] >= plan["created"] for e in rundir.read_records(run.events)),
+        "host": socket.gethostname(),
+        "run_dir": str(run.path) if run.plan.exists() else None,
+        "report": str(run.report) if begun and run.report.exists() else None,
+        "log": plan.get("log_file"),
+    }
+
+
+def _failure(run: rundir.RunDir) -> dict[str, Any]:
+    """What the supervisor has judged; without one, what the only rank has said of itself."""
+    if known := rundir.read_json(run.failure):
+        return known
+    own = rundir.read_json(run.rank_error(0))
+    if own is None:
+        return {}
+    return {"cause": causes.of_error(own), "kind": "", "rank": 0, "summary": f"{own['type']}: {own['message']}", "step": None}
+
+
+def _text(run: rundir.RunDir, plan: dict[str, Any], done: dict[str, Any], failure: dict[str, Any], status: str) -> str:
+    if failure:
+        rank = "" if failure.get("rank") is None or status != FAILED else f"rank {failure['rank']}: "
+        return f"{rank}{failure['summary']}"
+    if "loss_last" in done:
+        saved = "" if status == FINISHED else f"stopped at step {done['steps']}, checkpoint saved; "
+        return f"{saved}{summary.trained(done, plan)}; loss {summary.learnt(done, plan)}"
+    if done:  # somebody's script
+        return f"{done['ranks']} rank{'s' if done['ranks'] > 1 else ''}, {done['seconds']:.1f} s"
+    saved_step = int((manifest.newest(run.checkpoints) or {"step": 0})["step"])
+    return f"step {saved_step} is saved" if saved_step else "no checkpoint yet"
+
+
+def _last(run: rundir.RunDir) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The last recorded step and the last evaluation; empty without."""
+    step: dict[str, Any] = {}
+    evaluation: dict[str, Any] = {}
+    for line in tail(run.metrics, RECORDS):
+        try:
+            record = json.loads(line)
+        except ValueError:  # cut in the middle
+            continue
+        if "loss" in record:
+            step = record
+        elif any(name.startswith("val_") for name in record):
+            evaluation = record
+    return step, evaluation
+
+
+def _clean(text: str) -> str:
+    text = one_line(masked(" ".join(text.split())))
+    return text if len(text) <= TEXT else f"{text[: TEXT - 1]}…"
