@@ -1,0 +1,203 @@
+"""The command line of the report, and the page of several runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.conftest import python
+from tests.unit.monitor_runs import Made
+from tests.unit.report_runs import CONFIG, comparison, event, planned, read, trained
+from training import rundir
+from training.errors import Exit, UserError
+from training.report import __main__ as command
+from training.report import charts, options
+
+EVIL = "</script><img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A project's folder with two runs; `second` is the newer one."""
+    for i, name in enumerate(("first_run", "second_run")):
+        made = trained(planned(tmp_path / "experiments" / name), 30)
+        os.utime(made.run.plan, (2000.0 + i, 2000.0 + i))
+    return tmp_path
+
+
+def problems(root: Path, *argv: str) -> list[str]:
+    with pytest.raises(UserError) as caught:
+        options.parse(list(argv), root)
+    assert caught.value.code == Exit.CONFIG
+    return ["\n".join(problem.lines()) for problem in caught.value.problems]
+
+
+def test_one_run(root: Path) -> None:
+    for word in ("first_run", str(root / "experiments/first_run"), str(root / "experiments/first_run") + "/"):
+        chosen = options.parse([word], root)
+        assert chosen.out == root / "experiments/first_run/report.html"
+    assert options.parse(["latest"], root).out.parent.name == "second_run"
+    chosen = options.parse(["latest", "--out", "x.html", "--lang=zh", "--quiet"], root)
+    assert (chosen.out, chosen.lang, chosen.quiet) == (Path.cwd() / "x.html", "zh", True)
+
+
+def test_where_a_comparison_goes(root: Path) -> None:
+    assert options.parse(["first_run", "second_run"], root).out == root / "experiments/comparison_first_run_second_run.html"
+    for name in ("a" * 90, "odd name"):
+        trained(planned(root / "experiments" / name), 1)
+        place = options.parse(["first_run", name], root).out.name
+        assert place.startswith("comparison_2") and place.endswith(".html") and len(place) < 40
+
+
+def test_all_problems_at_once(root: Path) -> None:
+    said = problems(root, "frist_run", "second_run", "second_run", "--uot=x.html", "--lang=fr", "--quiet=1", "--out")
+    assert len(said) == 6
+    together = "\n".join(said)
+    for part in (
+        "RUN is 'frist_run'",
+        "python -m training.report first_run",
+        "second_run is given twice",
+        "python -m training.report --out=x.html",
+        "--lang is 'fr'",
+        "en or zh",
+        "--quiet has the value '1'",
+        "--out has no value",
+    ):
+        assert part in together, part
+    assert "monitor" not in together
+
+
+def test_no_run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    assert "python -m training.report latest" in problems(root)[0]
+    assert "there is no run" in problems(tmp_path_factory.mktemp("empty"), "latest")[0]
+
+
+def test_a_place_that_can_not_be(root: Path) -> None:
+    assert "a folder" in problems(root, "first_run", f"--out={root}")[0]
+    (said,) = problems(root, "first_run", f"--out={root}/not there/x.html")
+    assert f"mkdir -p '{root}/not there'" in said
+
+
+def test_the_command(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = root / "experiments/first_run"
+    assert command.main([str(run)]) == 0
+    assert capfd.readouterr().out == f"{run}/report.html\n"
+    page = (run / "report.html").read_text()
+    assert "first_run" in read(page).text
+    assert [path.name for path in run.iterdir() if "report" in path.name] == ["report.html"], "no temporary file is left"
+    assert command.main([str(run), "--quiet"]) == 0
+    assert capfd.readouterr().out == ""
+
+
+def test_as_the_supervisor_calls_it(root: Path) -> None:
+    run = root / "experiments/first_run"
+    here = Path(options.__file__).resolve().parents[2]
+    done = python(str(here / "lib/run_module.py"), "training.report", str(run), "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = python(str(here / "lib/run_module.py"), "training.report", str(run / "nothing"))
+    assert done.returncode == Exit.CONFIG and "no report (exit 2)" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--help"]) == 0
+    assert "python -m training.report RUN" in capsys.readouterr().out
+
+
+def test_a_page_that_can_not_be_written(root: Path, on_small_disk: Callable[..., object]) -> None:
+    run = root / "experiments/first_run"
+    here = Path(options.__file__).resolve().parents[2]
+    done = on_small_disk(str(here / "lib/run_module.py"), "training.report", str(run), "--out=page.html", options="size=64k")
+    assert done.returncode == Exit.CONFIG  # type: ignore[attr-defined]
+    assert "page.html can not be written: No space left on device" in done.stderr  # type: ignore[attr-defined]
+
+
+def test_no_torch_and_no_numpy() -> None:
+    modules = "training.report.__main__, training.report.compare, training.report.single"
+    code = f"import sys, {modules}; print(*sorted(m for m in sys.modules if m.split('.')[0] in ('torch', 'numpy', 'pandas')))"
+    done = python("-c", code)
+    assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", [])
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Made, Made]:
+    config = CONFIG | {"depth": 6, "tensorboard": False}
+    one = trained(planned(tmp_path / "experiments" / "small"), 120).summary()
+    two = trained(planned(tmp_path / "experiments" / "deep", config=config, torch="2.12.0"), 80)
+    return one, two
+
+
+def test_a_comparison(pair: tuple[Made, Made]) -> None:
+    page = comparison(*pair)
+    reader = read(page)
+    for said in (
+        "Comparison of 2 runs",
+        "small finished",
+        "best validation, bits/byte",
+        "loss at end",
+        "Machines and programs that differ",
+        "2.12.0",
+    ):
+        assert said in reader.text, said
+    differences = reader.text[reader.text.index("What is configured differently") : reader.text.index("Curves Move")]
+    assert "depth 3 6" in differences and "tensorboard true false" in differences and "embedding_lr" not in differences
+    best = page[page.index('class="n best"') :]
+    assert best.startswith('class="n best">1.8000<'), "the lower one, of the longer run"
+    names = [facts["data-name"] for facts in reader.all("button") if "data-name" in facts]
+    assert names == ["small", "deep"], "one legend for all charts"
+
+
+def test_equal_runs_have_no_differences_and_no_best(tmp_path: Path) -> None:
+    made = [trained(planned(tmp_path / place / "experiments" / "same"), 40) for place in ("a", "b")]
+    for one in made:
+        one.summary()
+    page = comparison(*made)
+    assert "No difference: every field has the same value." in page and "No difference, as far as the plans know." in page
+    assert page.count("/experiments/same") > 1, "runs of one name are told apart by their place"
+
+
+def test_a_comparison_with_runs_that_have_nothing(pair: tuple[Made, Made], tmp_path: Path) -> None:
+    empty = planned(tmp_path / "experiments" / "empty").failure()
+    page = read(comparison(pair[0], empty))
+    assert "without curves: empty" in page.text and "gpu_oom" in page.text
+    bare = tmp_path / "experiments" / "bare"
+    bare.mkdir()
+    (bare / "events.jsonl").write_text("")
+    made = planned(tmp_path / "experiments" / "another")
+    made.run = rundir.RunDir(bare)
+    assert "Comparison of 2 runs" in read(comparison(made, empty)).text
+
+
+def test_a_comparison_with_foreign_names(pair: tuple[Made, Made], tmp_path: Path) -> None:
+    made = trained(planned(tmp_path / "experiments" / "evil", run_name=EVIL, config={EVIL: EVIL}))
+    event(made, "warning", 1.0, text=EVIL)
+    made.step(121, 1.0, **{EVIL: 1.0})
+    page = comparison(pair[0], made.failure())
+    reader = read(page)
+    assert not reader.all("img") and page.count("</script") == 3 and EVIL in reader.text
+
+
+def test_latest_mistyped(root: Path) -> None:
+    assert "python -m training.report latest" in problems(root, "latst")[0]
+
+
+def test_in_a_comparison_what_is_no_number_belongs_to_its_run(pair: tuple[Made, Made]) -> None:
+    pair[1].step(81, float("nan"))
+    page = comparison(*pair)
+    assert "× deep: a loss that is no finite number (step 81)" in page
+    stored = re.search(r'<script type="application/json" id="charts">(.*?)</script>', page, re.DOTALL)
+    assert stored
+    (loss,) = [chart for chart in json.loads(stored[1]) if chart["id"] == "loss"]
+    (layer,) = [layer for layer in loss["spec"]["layer"] if layer["mark"].get("shape") == "cross"]
+    assert layer["mark"]["color"] == "var(--c2)" and charts.MARK - 1 in loss["columns"]["series"]
+
+
+def test_more_runs_than_colours_are_told_apart_by_dashes(tmp_path: Path) -> None:
+    page = comparison(*(trained(planned(tmp_path / "experiments" / f"run{i}"), 30) for i in range(10)))
+    keys = [facts["style"] for facts in read(page).all("i") if facts.get("class") == "key"]
+    assert len(set(keys)) == len(keys) == 10 and "repeating-linear-gradient(90deg,var(--c1)" in (keys[8] or "")
+    assert '"strokeDash":{"field":"series"' in page

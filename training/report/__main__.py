@@ -1,0 +1,52 @@
+"""`python -m training.report RUN… [--out=FILE] [--lang=en|zh] [--quiet]`: one run, or the comparison of several, as one HTML file.
+
+RUN is a run directory, its name in experiments/, or latest. Without --out the page of one run is <run>/report.html, a comparison is
+experiments/comparison_<names>.html. --lang: of the failure card; --quiet: the path is not said.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from training.errors import Exit, Problem, UserError
+
+
+def main(argv: list[str]) -> int:
+    try:
+        return _main(argv)
+    except KeyboardInterrupt:
+        return int(Exit.INTERRUPTED)
+
+
+def _main(argv: list[str]) -> int:
+    # Imported here, where Ctrl-C is no traceback.
+    from training import console, rundir
+    from training.diagnose import card
+    from training.report import draw, options
+
+    try:
+        chosen = options.parse(argv)
+        if chosen.help:
+            print(__doc__)
+            return int(Exit.DONE)
+        draw.warm_up()
+        from training.report import compare, run, single
+
+        seen = [run.look(folder) for folder in chosen.runs]
+        spoken = chosen.lang or card.language()
+        page = single.page(seen[0], spoken) if len(seen) == 1 else compare.page(seen, spoken)
+        try:
+            rundir.write_bytes(chosen.out, page.html().encode("utf-8", "replace"))
+        except OSError as error:
+            said = f"{chosen.out} can not be written: {error.strerror}"
+            raise UserError(Problem(said, "a file that can be written", [f"{options.COMMAND} … --out=FILE"])) from None
+    except UserError as error:
+        console.report(error, closing="no report")
+        return int(error.code)
+    if not chosen.quiet:
+        print(chosen.out)
+    return int(Exit.DONE)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,284 @@
+"""Charts as Vega-Lite: one specification each, which is drawn here as a picture and by the page as what answers to the mouse.
+
+Colours are names of the page's style (`var(--c1)`), so that one picture is right in the light, in the dark and on paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from training.report.curves import Curve, Place
+
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+WIDE, HALF, TALL, LOW = 900, 436, 260, 170  # pixels of a picture; of the area in which a chart draws
+COLOURS = 8
+OTHER_AXES = ("time", "tokens")  # beside the step, in the page only; tokens: or samples, what the runs count
+LINE, THIN, DOTS = "line", "thin", "dots"
+NO_NUMBER = -1  # in place of a series: rows that are only marked, of the whole chart
+MARK, BEYOND = -1000, -2000  # less the number of the series: such rows of one series, which are hidden with it (see page.js)
+DASHES: tuple[list[int], ...] = ([1, 0], [7, 3], [2, 3])  # of the first, second, third time that a colour is used
+EDGE = 5  # pixels
+EQUAL_SHARE = 0.02  # of the value: what an axis shows around it where all are equal
+PLAIN_ZERO = "datum.value === 0 ? '0' : datum.label"  # else "0k"
+CALM_FROM = 30  # points
+HALF_POINTS = 750  # of a curve in a chart of half the width
+CONFIG = {
+    "background": None,
+    "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif",
+    "aria": False,
+    "view": {"stroke": None},
+    "axis": {
+        "domainColor": "var(--rule)",
+        "gridColor": "var(--grid)",
+        "tickColor": "var(--rule)",
+        "labelColor": "var(--soft)",
+        "titleColor": "var(--soft)",
+        "labelFontSize": 11,
+        "titleFontSize": 11,
+        "titleFontWeight": "normal",
+        "labelFlush": False,
+        "labelOverlap": True,
+        "tickSize": 4,
+    },
+    "axisX": {"grid": False, "tickCount": 8},
+    "axisY": {"domain": False, "ticks": False, "minExtent": 42, "tickCount": 5},
+}
+
+
+@dataclass
+class Series:
+    """`colour`: number of a colour, from 1; 0: that of text which is less important."""
+
+    name: str
+    colour: int
+    style: str
+    points: list[tuple[Place, float]]
+    marks: list[tuple[Place, str]] = field(default_factory=list)  # of this series alone, in its colour
+
+
+@dataclass
+class Chart:
+    """A chart with its data. `columns`: name → values of all rows; `legend`: (name, colour) of each series."""
+
+    id: str
+    title: str
+    unit: str
+    note: str
+    spec: dict[str, Any]
+    columns: dict[str, list[Any]]
+    legend: list[tuple[str, int]] = field(default_factory=list)
+    wide: bool = True
+    log: bool = False  # whether a logarithmic scale is offered
+    named: bool = True  # whether the names need to be shown
+    faint: tuple[int, ...] = ()  # series that are drawn thin
+    hover: bool = False  # rows have series, step, time and tokens: the page shows what is below the mouse
+
+    def complete(self) -> dict[str, Any]:
+        """The specification with the data that a picture needs."""
+        keys = [key for key in self.columns if not self.hover or key not in OTHER_AXES]
+        rows = zip(*(self.columns[key] for key in keys), strict=True)
+        return {**self.spec, "data": {"values": [dict(zip(keys, row, strict=True)) for row in rows]}}
+
+
+def colour(number: int) -> str:
+    return f"var(--c{(number - 1) % COLOURS + 1})" if number else "var(--soft)"
+
+
+def dash(number: int) -> list[int]:
+    return DASHES[max(0, number - 1) // COLOURS % len(DASHES)]
+
+
+def swatch(number: int) -> str:
+    """The `background` of what stands for a curve in a legend."""
+    line, gap = dash(number)
+    paint = colour(number)
+    return f"repeating-linear-gradient(90deg,{paint} 0 {line}px,transparent {line}px {line + gap}px)" if gap else paint
+
+
+def lines(
+    id: str,
+    title: str,
+    series: Sequence[Series],
+    *,
+    unit: str = "",
+    note: str = "",
+    marks: Sequence[tuple[Place, str]] = (),
+    form: str = "",
+    wide: bool = False,
+    log: bool = False,
+    zero: bool = False,
+    calm: bool = False,
+    top: float | None = None,
+    named: bool = True,
+) -> Chart | None:
+    """Curves over steps; None without a point. `marks`: where there is no number, and what there is instead; `calm`: a few values
+    far above all others are marked at the upper edge, so that the others can be told apart; `top`: where the scale ends, where that is
+    known already."""
+    series = [s if wide else replace(s, points=thin(s.points, HALF_POINTS)) for s in series if s.points or s.marks]
+    if not series and not marks:
+        return None
+    rows: list[tuple[int, int, float, int | None, float | None]] = []
+    for number, one in enumerate(series):
+        gaps = [(place, None) for place, _ in marks] if one.style == THIN or len(series) == 1 else []
+        points: list[tuple[Place, float | None]] = sorted([*one.points, *gaps], key=lambda p: p[0].step) if gaps else list(one.points)
+        rows += [(number, place.step, place.time_s, place.tokens, value) for place, value in points]
+    rows += [(NO_NUMBER, place.step, place.time_s, place.tokens, None) for place, _ in marks]
+    values = [value for one in series for _, value in one.points]
+    top = _top(values) if calm else top
+    own: dict[int, tuple[str, int]] = {}  # number in place of a series → shape, colour
+    for number, one in enumerate(series):
+        beyond = [place for place, value in one.points if top is not None and value > top]
+        for kind, shape, places in ((MARK, "cross", [place for place, _ in one.marks]), (BEYOND, "triangle-up", beyond)):
+            rows += [(kind - number, place.step, place.time_s, place.tokens, None) for place in places]
+            own |= {kind - number: (shape, one.colour)} if places else {}
+    keys = ("series", "step", "time", "tokens", "y")
+    columns = {key: list(column) for key, column in zip(keys, zip(*rows, strict=True), strict=True)}
+    names = [one.name for one in series]
+    step_form = "~s" if max(columns["step"]) >= 10_000 else ",d"
+    at = {"title": "step", "format": step_form, "tickMinStep": 1, "labelExpr": PLAIN_ZERO}
+    x: dict[str, Any] = {"field": "step", "type": "quantitative", "axis": at, "scale": {"nice": False, "zero": False}}
+    axis: dict[str, Any] = {"title": None, **({"format": form} if form else {}), **({"labelExpr": PLAIN_ZERO} if form == "~s" else {})}
+    scale: dict[str, Any] = {"zero": zero, "nice": True} | (
+        {} if top is None else {"domainMax": top, "nice": False} | ({} if zero else {"padding": EDGE})
+    )
+    if values and min(values) == max(values) and not zero:  # an axis of one value has labels that are rounded to nothing
+        around = EQUAL_SHARE * abs(values[0]) or 1.0
+        scale = {"domain": [values[0] - around, values[0] + around], "zero": False, "nice": False}
+    y = {"field": "y", "type": "quantitative", "axis": axis, "scale": scale}
+    paint: dict[str, Any] = {
+        "field": "series",
+        "type": "nominal",
+        "scale": {"domain": list(range(len(series))), "range": [colour(s.colour) for s in series]},
+        "legend": None,
+    }
+    encoding: dict[str, Any] = {"x": x, "y": y, "color": paint}
+    if any(one.colour > COLOURS for one in series):
+        encoding["strokeDash"] = {**paint, "scale": {**paint["scale"], "range": [dash(s.colour) for s in series]}}
+    layers: list[dict[str, Any]] = []
+    for style in (THIN, LINE, DOTS):
+        members = [i for i, one in enumerate(series) if one.style == style]
+        if not members:
+            continue
+        mark: dict[str, Any] = {"type": "line", "strokeJoin": "round", "invalid": "break-paths-show-domains", "clip": True}
+        mark |= {"strokeWidth": 1, "strokeOpacity": 0.38} if style == THIN else {"strokeWidth": 1.8}
+        if style == DOTS or max(len(series[i].points) for i in members) <= 1:
+            mark["point"] = {"size": 28, "filled": True, "opacity": 1}
+        layers.append({"transform": [{"filter": _one_of(members)}], "mark": mark, "encoding": encoding})
+    edge = [(number, shape, colour(which)) for number, (shape, which) in own.items()]
+    for number, shape, which in [*([(NO_NUMBER, "cross", "var(--bad)")] if marks else []), *edge]:
+        mark = {"type": "point", "shape": shape, "size": 55, "filled": True, "opacity": 1, "clip": True, "color": which}
+        mark |= {"angle": 45} if shape == "cross" else {}
+        layers.append({"transform": [{"filter": _one_of([number])}], "mark": mark, "encoding": {"x": x, "y": {"value": 6}}})
+    if marks or own:
+        x["scale"] = {"nice": False, "zero": False, "padding": EDGE}  # a mark at the last step is not cut in half
+    layers[0]["params"] = [zoom()]
+    if any(shape == "triangle-up" for shape, _ in own.values()):
+        note = "; ".join(filter(None, [note, f"▲: above {top:.4g}"]))
+    return Chart(
+        id,
+        title,
+        unit,
+        note,
+        {
+            "$schema": SCHEMA,
+            "config": CONFIG,
+            "width": WIDE if wide else HALF,
+            "height": TALL if wide else LOW,
+            "autosize": {"type": "fit-x", "contains": "padding"},
+            "params": [{"name": "hidden", "value": []}],
+            "transform": [{"filter": "indexof(hidden, datum.series) < 0"}],
+            "layer": layers,
+        },
+        columns,
+        [(name, one.colour) for name, one in zip(names, series, strict=True)],
+        wide,
+        log,
+        named,
+        tuple(i for i, one in enumerate(series) if one.style == THIN),
+        hover=True,
+    )
+
+
+def thin(points: list[tuple[Place, float]], most: int) -> list[tuple[Place, float]]:
+    """Of equal stretches the smallest and the largest value."""
+    size = -(-len(points) // (most // 2))
+    if len(points) <= most:
+        return points
+    groups = (points[i : i + size] for i in range(0, len(points), size))
+    ends = ((min(group, key=_value), max(group, key=_value)) for group in groups)
+    return [point for pair in ends for point in sorted({*pair}, key=lambda p: p[0].step)]
+
+
+def _value(point: tuple[Place, float]) -> float:
+    return point[1]
+
+
+def _top(values: list[float]) -> float | None:
+    """Where a scale ends when a few values are far above the others; None where they are not."""
+    values = sorted(values)
+    most = values[int(0.98 * (len(values) - 1))] if values else 0.0
+    return 1.4 * most if len(values) >= CALM_FROM and values[-1] > 2.5 * most > 0 else None
+
+
+def spiky(curve: Curve) -> float | None:
+    """Where the scale of a loss ends, which falls from a high start: above its running median; None without a spike."""
+    usual = max((value for _, value in curve.smoothed()), default=0.0)
+    return 1.15 * usual if usual > 0 and curve.extent and curve.extent[1] > 2 * usual else None
+
+
+def zoom() -> dict[str, Any]:
+    # The wheel alone scrolls the page, which a chart as wide as the page would otherwise stop.
+    return {
+        "name": "zoom",
+        "bind": "scales",
+        "select": {"type": "interval", "zoom": "wheel![event.ctrlKey || event.metaKey || event.shiftKey]"},
+    }
+
+
+def _one_of(numbers: list[int]) -> str:
+    return " || ".join(f"datum.series === {number}" for number in numbers)
+
+
+def raw_and_smooth(name: str, curve: Curve, number: int, *, ends: bool = True) -> list[Series]:
+    """The values as they are, thin, and above them the running median, where there is enough of both."""
+    smooth = curve.smoothed(ends=ends)
+    if not smooth:
+        return [Series(name, number, LINE, curve.points)]
+    return [Series(name, number, THIN, curve.points), Series(f"{name}, smoothed", number, LINE, smooth)]
+
+
+def stacked(id: str, title: str, rows: Sequence[tuple[str, str, float]], parts: Sequence[str], *, unit: str, note: str) -> Chart:
+    """Bars from left to right, of parts: (bar, part, amount)."""
+    bars = list(dict.fromkeys(bar for bar, _, _ in rows))
+    axis = {"title": unit, "grid": True, "format": "~s", "labelExpr": PLAIN_ZERO}
+    spec = {
+        "$schema": SCHEMA,
+        "config": CONFIG,
+        "width": WIDE,
+        "height": len(bars) * (30 if len(bars) <= 12 else 16),
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "params": [{"name": "hidden", "value": []}],
+        "transform": [{"filter": "indexof(hidden, datum.series) < 0"}],
+        "mark": {"type": "bar", "height": {"band": 0.72}},
+        "encoding": {
+            "x": {"field": "y", "type": "quantitative", "stack": "zero", "axis": axis},
+            "y": {"field": "bar", "type": "nominal", "sort": bars, "axis": {"title": None}},
+            "order": {"field": "series", "type": "quantitative"},
+            "color": {
+                "field": "series",
+                "type": "nominal",
+                "scale": {"domain": list(range(len(parts))), "range": [colour(i + 1) for i in range(len(parts))]},
+                "legend": None,
+            },
+            "tooltip": [{"field": "bar", "title": "of"}, {"field": "part"}, {"field": "y", "title": unit}],
+        },
+    }
+    columns: dict[str, list[Any]] = {
+        "bar": [bar for bar, _, _ in rows],
+        "part": [part for _, part, _ in rows],
+        "series": [parts.index(part) for _, part, _ in rows],
+        "y": [amount for _, _, amount in rows],
+    }
+    return Chart(id, title, "", note, spec, columns, [(part, i + 1) for i, part in enumerate(parts)])

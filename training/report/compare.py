@@ -1,0 +1,220 @@
+"""The page of several runs: their curves over each other, their figures, and what was different."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from training.config.schema import of_the_run
+from training.monitor import naming
+from training.monitor.draw import count, decimal, milliseconds
+from training.monitor.records import dig, number, text
+from training.report import charts, figures, sections
+from training.report.charts import DOTS, LINE, Chart, Series
+from training.report.curves import Curve
+from training.report.html import Html, join, table, tag
+from training.report.page import Page, code
+from training.report.page import names as legend
+from training.report.run import Run
+
+HINT = "Move the mouse over a curve for its values. Drag to move, Ctrl + wheel to zoom, double click to go back; click a run to hide it."
+SMOOTHED = "the running median"
+CHANGING = ("host memory",)  # facts of a moment, not of a machine
+Figure = tuple[str, Callable[[Run], float | None], Callable[[float], str], bool | None]  # name, of a run, as text, whether more is better
+
+
+def page(runs: Sequence[Run], spoken: str) -> Page:
+    names = _names(runs)
+    out = Page(f"{len(runs)} runs · Duet", _head(runs, names), pauses=any(run.pauses for run in runs))
+    units = _units(runs)
+    out.counted = units[0] if len(units) == 1 else None
+    out.add("figures", "Figures", _figures(runs, names))
+    out.add("differences", "What is configured differently", _differences(runs, names), short="Differences")
+    drawn = out.figures([*_losses(runs, names), *_small(runs, names)])
+    if drawn:
+        runs_shown = legend([(name, i + 1) for i, name in enumerate(names)], "data-name")
+        out.add("curves", "Curves", tag("p", HINT, class_="hint"), runs_shown, drawn)
+    out.add("machines", "Machines and programs that differ", _environments(runs, names), short="Machines")
+    failed = [(name, sections.failure(run, spoken)) for name, run in zip(names, runs, strict=True) if run.failure]
+    out.add("failures", "Failures", *(join([tag("h3", name), said]) for name, said in failed))
+    return out
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """Of runs with the same name, also where they lie."""
+    names = [run.name for run in runs]
+    return [str(run.folder.path) if names.count(name) > 1 else name for run, name in zip(runs, names, strict=True)]
+
+
+def _head(runs: Sequence[Run], names: Sequence[str]) -> Html:
+    running = [name for run, name in zip(runs, names, strict=True) if not run.ended]
+    empty = [name for run, name in zip(runs, names, strict=True) if not run.metrics.steps]
+    return join(
+        [
+            tag("h1", f"Comparison of {len(runs)} runs"),
+            tag("p", f"Not ended yet: {', '.join(running)}", class_="notice") if running else None,
+            tag("p", f"Without a finished step, so without curves: {', '.join(empty)}", class_="notice") if empty else None,
+        ]
+    )
+
+
+def _figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
+    """Of each column the best value is marked (of the runs of one task), where there is more than one and not all are equal."""
+    columns: list[Figure] = [("steps", lambda r: number(r.metrics.last.get("step")), lambda v: f"{v:,}", None)]
+    for key in _scores(runs):
+        title, unit = figures.titled(key)
+        named = f"best {title[0].lower()}{title[1:]}{f', {unit}' if unit else ''}"
+        columns.append((named, _best(key), decimal, naming.higher_is_better(key)))
+    columns += [
+        ("loss at end (running median)", _last_loss, decimal, False),
+        *((f"{unit}/s", _median(unit + naming.PER_S), count, True) for unit in _units(runs)),
+        ("time of a step", lambda r: r.metrics.median("step_ms"), milliseconds, False),
+        ("memory of a rank", lambda r: r.metrics.peak("memory_bytes"), lambda v: f"{v / figures.MIB:,.0f} MiB", False),
+        *((unit, _trained(unit), count, None) for unit in _units(runs)),
+        ("time", lambda r: r.lasted_s, figures.lasted, None),
+    ]
+    rows: list[list[object]] = []
+    for i, (run, name) in enumerate(zip(runs, names, strict=True)):
+        state = run.state["run"]["state"]
+        mark = tag("i", class_="key", style=f"background:{charts.swatch(i + 1)}")
+        rows.append([join([mark, name]), tag("span", state, class_=state)])
+    head: list[object] = ["run", "state"]
+    for title, of, shown, more in columns:
+        values = [of(run) for run in runs]
+        if all(value is None for value in values):
+            continue
+        best = {} if more is None else {task: _best_of(runs, values, task, more=more) for task in _tasks(runs)}
+        head.append({"": title, "class_": "n"})
+        for row, run, value in zip(rows, runs, values, strict=True):
+            known_best = value is not None and value == best.get(run.task)
+            row.append({"": "-" if value is None else shown(value), "class_": "n best" if known_best else "n"})
+    return table(head, rows)
+
+
+def _best_of(runs: Sequence[Run], values: Sequence[float | None], task: str, *, more: bool) -> float | None:
+    known = {value for run, value in zip(runs, values, strict=True) if value is not None and run.task == task}
+    return (max if more else min)(known) if len(known) > 1 else None
+
+
+def _scores(runs: Sequence[Run]) -> list[str]:
+    """Of any of them, without those of what a model is given."""
+    keys = dict.fromkeys(key for run in runs for key in run.metrics.scores)
+    return [key for key in keys if not naming.of_the_input(key, keys)]
+
+
+def _best(key: str) -> Callable[[Run], float | None]:
+    def of(run: Run) -> float | None:
+        best = run.metrics.best(key)
+        return best[1] if best else None
+
+    return of
+
+
+def _median(key: str) -> Callable[[Run], float | None]:
+    return lambda run: run.metrics.median(key)
+
+
+def _trained(unit: str) -> Callable[[Run], float | None]:
+    return lambda run: number(run.metrics.last.get(unit))
+
+
+def _last_loss(run: Run) -> float | None:
+    """Without the noise of a single step, where there is enough to smooth."""
+    curve = run.metrics.curves.get("loss", Curve())
+    points = curve.smoothed(ends=False) or curve.points
+    return points[-1][1] if points else None
+
+
+def _units(runs: Sequence[Run]) -> list[str]:
+    return list(dict.fromkeys(run.counted for run in runs if run.metrics.steps))
+
+
+def _tasks(runs: Sequence[Run]) -> list[str]:
+    """Of those that have trained: only the figures of one task can be compared."""
+    return list(dict.fromkeys(run.task for run in runs if run.metrics.steps))
+
+
+def _losses(runs: Sequence[Run], names: Sequence[str]) -> list[Chart | None]:
+    """One chart for each task."""
+    tasks = _tasks(runs)
+    return [_loss(runs, names, task, f"Loss of {task}" if len(tasks) > 1 else "Loss") for task in tasks]
+
+
+def _loss(runs: Sequence[Run], names: Sequence[str], task: str, title: str) -> Chart | None:
+    units = {figures.loss_unit(run) for run in runs if run.metrics.steps and run.task == task}
+    unit = units.pop() if len(units) == 1 else ""
+    series = _each(runs, names, lambda run: run.metrics.curves.get("loss") if run.task == task else None, ends=True)
+    notes = [SMOOTHED]
+    for one, run in zip(series, runs, strict=True):
+        if run.task != task:
+            continue
+        bad, failed = run.metrics.curves.get("loss", Curve()).marks, figures.failure_mark(run)
+        one.marks = [*bad, *([failed] if failed else [])]
+        said = [f"a loss that is no finite number (step {bad[0][0].step:,})"] if bad else []
+        said += [f"{failed[1]} (step {failed[0].step:,})"] if failed else []
+        notes += [f"× {one.name}: {', '.join(said)}"] if said else []
+    return charts.lines("loss", title, series, unit=unit, note="; ".join(notes), wide=True, log=True, named=False)
+
+
+def _small(runs: Sequence[Run], names: Sequence[str]) -> list[Chart | None]:
+    out: list[Chart | None] = []
+    for key in _scores(runs):
+        title, unit = figures.titled(key)
+        note = figures.direction(key)
+        points = [Series(n, i + 1, DOTS, r.metrics.evaluation(key).points) for i, (r, n) in enumerate(zip(runs, names, strict=True))]
+        out.append(charts.lines(key, title, points, unit=unit, note=note, named=False))
+    keys = dict.fromkeys(key for run in runs for key in run.metrics.curves if key != "loss")
+    for key in sorted(keys, key=figures.order):
+        title, unit = figures.titled(key)
+        series = _each(runs, names, lambda run, key=key: run.metrics.curves.get(key), ends=key == "lr")  # type: ignore[misc]
+        facts: dict[str, Any] = {"form": figures.FORMS.get(key, ""), "log": key in figures.LOG, "calm": key in figures.LOG}
+        out.append(charts.lines(key, title, series, unit=unit, note="" if key == "lr" else SMOOTHED, named=False, **facts))
+    return [*out, _memory(runs, names)]
+
+
+def _each(runs: Sequence[Run], names: Sequence[str], of: Callable[[Run], Curve | None], *, ends: bool) -> list[Series]:
+    curves = [of(run) or Curve() for run in runs]
+    return [Series(n, i + 1, LINE, c.smoothed(ends=ends) or c.points) for i, (c, n) in enumerate(zip(curves, names, strict=True))]
+
+
+def _memory(runs: Sequence[Run], names: Sequence[str]) -> Chart | None:
+    """Of each run the rank that has needed most."""
+    series = []
+    for i, (run, name) in enumerate(zip(runs, names, strict=True)):
+        curves = [curve for curve in run.metrics.by_rank.get("memory_bytes", []) if curve.extent]
+        most = max(curves, key=lambda curve: curve.extent[1] if curve.extent else 0.0, default=Curve())
+        series.append(Series(name, i + 1, LINE, [(place, value / figures.GIB) for place, value in most.points]))
+    return charts.lines("memory", "Memory", series, unit="GiB", note="the rank that has needed most", named=False)
+
+
+def _differences(runs: Sequence[Run], names: Sequence[str]) -> Html:
+    configs = [run.settings for run in runs]
+    fields = dict.fromkeys(field for config in configs for field in config if field != "run_name")
+    rows: list[list[object]] = []
+    for field in sorted(fields, key=lambda name: (any(name not in config for config in configs), not _trains(name))):
+        values = [config.get(field, "-") for config in configs]
+        if any(value != values[0] for value in values):
+            rows.append([field, *(_value(run, field, value) for run, value in zip(runs, values, strict=True))])
+    return table(["field", *names], rows) if rows else tag("p", "No difference: every field has the same value.")
+
+
+def _trains(field: str) -> bool:
+    try:
+        return of_the_run(field)
+    except KeyError:  # of another version
+        return True
+
+
+def _value(run: Run, field: str, value: object) -> dict[str, object]:
+    origin = text(dig(run.plan, "origins", field))
+    return {"": code(sections.plain(value)), "class_": "from" if origin == "default" else None, "title": origin}
+
+
+def _environments(runs: Sequence[Run], names: Sequence[str]) -> Html:
+    known = [sections.facts(run) for run in runs]
+    rows = []
+    for fact in dict.fromkeys(fact for facts in known for fact in facts if fact not in CHANGING):
+        values = [facts.get(fact, "-") for facts in known]
+        if len(set(values)) > 1:
+            rows.append([fact, *values])
+    return table(["", *names], rows) if rows else tag("p", "No difference, as far as the plans know.")

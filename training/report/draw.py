@@ -1,0 +1,69 @@
+"""vl-convert: a chart's specification → a picture, and the program that draws the same in the page. Both without a network."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from training import rundir
+from training.communication import verdicts
+from training.report.charts import Chart
+
+PACKAGE = "vl-convert-python"
+VERSION = "6.4"  # of Vega-Lite
+_ID = re.compile(r'(\bid="|url\(#)(clip|gradient)')
+
+try:
+    import vl_convert
+except ImportError:
+    vl_convert = None  # type: ignore[assignment,unused-ignore]
+
+
+def available() -> bool:
+    return vl_convert is not None
+
+
+def warm_up() -> None:
+    """The first picture takes some tenths of a second more than the others: begin that while files are read."""
+    if vl_convert is not None:
+        threading.Thread(target=_first_picture, daemon=True).start()
+
+
+def _first_picture() -> None:
+    with contextlib.suppress(ValueError):  # the pictures that are wanted say it too
+        vl_convert.vegalite_to_svg({"data": {"values": []}, "mark": "point", "encoding": {}}, vl_version=VERSION)
+
+
+def picture(chart: Chart) -> str:
+    """The chart as SVG. Raises ValueError."""
+    svg: str = vl_convert.vegalite_to_svg(chart.complete(), vl_version=VERSION, allowed_base_urls=[])
+    # Several pictures stand in one page, which has one space of names.
+    return _ID.sub(rf"\1{chart.id}-\2", svg)
+
+
+def program(environ: Mapping[str, str] = os.environ) -> str:
+    """JavaScript that makes `vegaEmbed` known to a page. To put it together takes a second, so it is kept in the user's cache."""
+    folder = verdicts.path(environ)
+    kept = folder.with_name(f"vega-{vl_convert.__version__}.js") if folder else None  # type: ignore[attr-defined]
+    if kept is not None:
+        try:
+            return kept.read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            pass
+    source: str = vl_convert.javascript_bundle(vl_version=VERSION)  # type: ignore[call-arg]  # its stub is wrong
+    _keep(kept, source)
+    return source
+
+
+def _keep(path: Path | None, source: str) -> None:
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rundir.write_bytes(path, source.encode())
+    except OSError:  # next time it takes a second again
+        pass

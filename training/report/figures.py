@@ -1,0 +1,227 @@
+"""The charts of one run, and the figures of its headline."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from training import heartbeat
+from training.monitor import naming
+from training.monitor.draw import count, decimal, duration, milliseconds
+from training.monitor.records import number, whole
+from training.report import charts, curves
+from training.report.charts import DOTS, LINE, Chart, Series
+from training.report.curves import Curve, Metrics, Place
+from training.report.run import Run
+
+GIB, MIB = 1 << 30, 1 << 20
+RANKS = 8  # curves of ranks in one chart, at most
+PARTS = 8  # kinds of phases in one bar, the last of them the rest
+BARS = 64  # ranks
+OTHER = "other"
+TITLES = {
+    "step_ms": ("Time of a step", "ms"),
+    "lr": ("Learning rate", ""),
+    "grad_norm": ("Gradient norm", ""),
+    "mfu": ("Use of the GPU's arithmetic (MFU)", "share of the peak"),
+    "val_loss": ("Validation loss", ""),
+    "val_bpb": ("Validation", "bits/byte"),
+}
+FORMS = {"tokens_per_s": "~s", "lr": "~g"}
+LOG = ("grad_norm", "step_ms")
+
+
+def titled(key: str) -> tuple[str, str]:
+    """The title and the unit of a figure."""
+    if key.endswith(naming.PER_S):
+        return "Speed", f"{key.removesuffix(naming.PER_S)}/s"
+    if key in TITLES or not key.startswith(naming.EVALUATION):
+        return TITLES.get(key, (key, ""))
+    return f"Validation {naming.plain(key)}", naming.score_unit(key) or ""
+
+
+def order(key: str) -> int:
+    """Where its chart stands among the others."""
+    return -1 if key.endswith(naming.PER_S) else list(TITLES).index(key) if key in TITLES else len(TITLES)
+
+
+def direction(key: str) -> str:
+    """Which end of a score is the good one; of those of a language model everybody knows."""
+    return "" if key in TITLES else "more is better" if naming.higher_is_better(key) else "less is better"
+
+
+def loss_unit(run: Run) -> str:
+    return naming.loss_unit(run.metrics.last) or ""
+
+
+def loss(run: Run) -> Chart | None:
+    metrics = run.metrics
+    curve = metrics.curves.get("loss", Curve())
+    series = charts.raw_and_smooth("loss", curve, 1)
+    checked = metrics.evaluation("val_loss")
+    series.append(Series("validation", 2, DOTS, checked.points))
+    notes = []
+    if curve.window:
+        notes.append(f"smoothed: running median over {curve.window * metrics.stretch:,} steps")
+    if metrics.stretch > 1:
+        notes.append(f"of each {metrics.stretch:,} steps the smallest and the largest value")
+    if curve.bad:
+        notes.append(f"{curve.bad:,} step{'s' if curve.bad > 1 else ''} without a finite loss (×)")
+    marks = list(curve.marks)
+    if failed := failure_mark(run):
+        marks.append(failed)
+        notes.append(f"× at step {failed[0].step:,}: {failed[1]}")
+    said, top = "; ".join(notes), charts.spiky(curve)
+    return charts.lines("loss", "Loss", series, unit=loss_unit(run), note=said, marks=marks, wide=True, log=True, top=top)
+
+
+def failure_mark(run: Run) -> tuple[Place, str] | None:
+    """Where the run failed and of what: the step that raised an error is not in metrics.jsonl."""
+    step, last = whole(run.failure.get("step")), whole(run.metrics.last.get("step"))
+    if step is None or not last or step in (place.step for place, _ in run.metrics.curves.get("loss", Curve()).marks):
+        return None
+    tokens = naming.so_far(run.metrics.last)
+    at = run.since(curves.clock(run.failure) or curves.clock(run.metrics.last))
+    return Place(step, max(0.0, at), tokens * step // last if tokens is not None else None), str(run.failure.get("cause") or "failure")
+
+
+def small(run: Run) -> list[Chart | None]:
+    """Evaluations, speed, memory, learning rate, and whatever else the steps tell."""
+    metrics = run.metrics
+    out: list[Chart | None] = []
+    for key in metrics.scores:
+        if key != naming.PLAIN and not naming.of_the_input(key, metrics.scores):
+            out.append(_score(key, metrics))
+    out.append(memory(run))
+    first = (run.counted + naming.PER_S, "step_ms", "lr", "grad_norm", "mfu")
+    others = sorted(key for key in metrics.curves if key not in (*first, "loss"))
+    for key in (*first, *others):
+        if (curve := metrics.curves.get(key)) is None:
+            continue
+        title, unit = titled(key)
+        series = [Series(title, 1, LINE, curve.points)] if key == "lr" else charts.raw_and_smooth(title, curve, 1, ends=False)
+        facts: dict[str, Any] = {"unit": unit, "marks": curve.marks, "form": FORMS.get(key, ""), "log": key in LOG, "calm": key in LOG}
+        out.append(charts.lines(key, title, series, named=False, **facts))
+    return out
+
+
+def _score(key: str, metrics: Metrics) -> Chart | None:
+    """With the same score of the model's input beside it, where there is one."""
+    (title, unit), curve, best = titled(key), metrics.evaluation(key), metrics.best(key)
+    series, given = [Series(title, 2, DOTS, curve.points)], metrics.evaluation(key + naming.INPUT).points
+    if given:
+        series = [Series(naming.plain(key), 2, DOTS, curve.points), Series("input", 0, LINE, given)]
+    note = f"best: {decimal(best[1])} at step {best[0]:,}" if best else ""
+    if note and (good := direction(key)):
+        note += f" ({good})"
+    return charts.lines(key, title, series, unit=unit, note=note, marks=curve.marks)
+
+
+def memory(run: Run) -> Chart | None:
+    of_ranks, peak = run.metrics.by_rank.get("memory_bytes", []), run.metrics.peak("memory_bytes")
+    if peak is None:
+        return None
+    unit, size = ("GiB", GIB) if peak >= GIB else ("MiB", MIB)
+    scaled = [[(place, value / size) for place, value in curve.points] for curve in of_ranks]
+    gpu = "allocated at most, GPU" if (run.state["run"]["device"] or "") == "cuda" else "resident memory"
+    shown = _some([points[-1][1] if points else 0.0 for points in scaled])
+    series = [Series(f"rank {rank}", i + 1, LINE, scaled[rank]) for i, rank in enumerate(shown)]
+    return charts.lines("memory", "Memory of each rank", series, unit=unit, note=gpu + _left_out(shown, of_ranks))
+
+
+def _some(values: list[float]) -> list[int]:
+    """The ranks that a chart shows: all, or those that are furthest from the middle."""
+    middle = statistics.median(values) if values else 0.0
+    far = sorted(range(len(values)), key=lambda rank: -abs(values[rank] - middle))
+    return sorted(far[:RANKS])
+
+
+def _left_out(shown: list[int], all_: list[Curve]) -> str:
+    return f"; the {len(shown)} of {len(all_)} ranks that differ most" if len(shown) < len(all_) else ""
+
+
+def own_times(run: Run) -> list[float | None]:
+    """Of each rank, the median over all stretches, in ms."""
+    of_ranks = run.metrics.by_rank.get("own_ms", [])
+    return [statistics.median([value for _, value in c.means]) if c.means else None for c in of_ranks]
+
+
+def balance(run: Run) -> Chart | None:
+    """Each rank's own time of a step."""
+    of_ranks = run.metrics.by_rank.get("own_ms", [])
+    if not of_ranks:
+        return None
+    shown = _some([value or 0.0 for value in own_times(run)])
+    series = [Series(f"rank {rank}", i + 1, LINE, _calm(of_ranks[rank])) for i, rank in enumerate(shown)]
+    note = "fetch and forward of a step, without waiting for others; running median" + _left_out(shown, of_ranks)
+    return charts.lines("balance", "Each rank's own time", series, unit="ms", note=note, wide=True, zero=True, calm=True)
+
+
+def _calm(curve: Curve) -> list[tuple[Place, float]]:
+    return curve.smoothed(ends=False) or curve.points
+
+
+def phases(run: Run) -> Chart | None:
+    """Where the ranks' time went, by the histograms of their heartbeats."""
+    if not run.durations:
+        return None
+    totals: dict[str, float] = {}
+    for seconds in run.durations.values():
+        for kind, amount in seconds.items():
+            totals[kind] = totals.get(kind, 0.0) + amount
+    known = [kind for kind in heartbeat.STEP_PHASES if totals.get(kind)]
+    largest = sorted(totals, key=lambda kind: -totals[kind])
+    kept = [kind for kind in largest if kind != OTHER][: PARTS - 1]
+    parts = [*(k for k in known if k in kept), *(k for k in kept if k not in known), OTHER]
+    ranks = sorted(run.durations)[:BARS]
+    rows = []
+    for rank in ranks:
+        seconds = run.durations[rank]
+        amounts = {kind: seconds.get(kind, 0.0) for kind in parts[:-1]}
+        amounts[OTHER] = sum(seconds.values()) - sum(amounts.values())
+        rows += [(f"rank {rank}", kind, round(amount, 4)) for kind, amount in amounts.items() if amount > 0]
+    note = "since the last start; each sum is right to a tenth" + (f"; the first {BARS} ranks" if len(ranks) < len(run.durations) else "")
+    shown = [part for part in parts if any(row[1] == part for row in rows)]
+    return charts.stacked("phases", "Where the time of each rank went", rows, shown, unit="seconds", note=note)
+
+
+def lasted(seconds: float) -> str:
+    """As the monitor writes it, with its unit."""
+    shown = duration(seconds)
+    return shown if shown.endswith("h") else f"{shown} {'h' if shown.count(':') > 1 else 'min'}"
+
+
+def headline(run: Run) -> list[tuple[str, object, object]]:
+    """(what, value, a word on it), the most important ones first."""
+    metrics, progress, training = run.metrics, run.state["progress"], run.state["training"]
+    out: list[tuple[str, object, object]] = []
+    if metrics.steps:
+        total = progress["total_steps"]
+        out.append(("Steps", f"{metrics.last['step']:,}", f"of {total:,}" if total else ""))
+    if metrics.scores and (best := metrics.best(metrics.scores[0])):
+        title, unit = titled(metrics.scores[0])
+        out.append((f"Best {title[0].lower()}{title[1:]}", decimal(best[1]), ", ".join(filter(None, [unit, f"step {best[0]:,}"]))))
+    last = number(metrics.last.get("loss"))
+    if last is not None:
+        begun = number(metrics.first.get("loss"))
+        out.append(
+            ("Last loss", decimal(last), ", ".join(filter(None, [loss_unit(run), f"from {decimal(begun)}" if begun is not None else ""])))
+        )
+    speed, step = metrics.median(run.counted + naming.PER_S), metrics.median("step_ms")
+    if speed:
+        out.append(("Speed", count(speed), f"{run.counted}/s, median"))
+    if step:
+        out.append(("Time of a step", milliseconds(step), "median"))
+    peak = metrics.peak("memory_bytes")
+    if peak:
+        out.append(("Memory", f"{peak / GIB:.2f} GiB" if peak >= GIB else f"{peak / MIB:.0f} MiB", "largest rank"))
+    elif training.get("mfu") is not None:
+        out.append(("MFU", f"{100 * training['mfu']:.1f} %", ""))
+    elapsed = run.lasted_s
+    if elapsed is not None and len(out) < 6:
+        word = "from start to end" if run.ended else "so far"
+        out.insert(0, ("Time", lasted(elapsed), f"in {run.starts} starts, without pauses" if run.pauses and run.starts > 1 else word))
+    code = whole(run.summary.get("exit_code"))
+    if not metrics.steps and code is not None:
+        out.append(("Exit code", code, ""))
+    return out[:6]

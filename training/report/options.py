@@ -1,0 +1,119 @@
+"""The command line of the report: which runs, and where the page goes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from training import runs
+from training.diagnose import card
+from training.errors import Problem, UserError
+from training.rundir import RunDir
+from training.runs import EXPERIMENTS, LATEST, ROOT, Asker
+
+COMMAND = "python -m training.report"
+ASKER = Asker("RUN", f"{COMMAND} ", f"{COMMAND} {LATEST}")
+LANGUAGES = tuple(card.WORDS)
+TAKES_VALUE = {"out": True, "lang": True, "quiet": False, "help": False}
+NAMES, NAME_LENGTH = 3, 90  # of runs in a file name, characters
+
+
+@dataclass
+class Options:
+    """A checked command line."""
+
+    runs: list[RunDir] = field(default_factory=list)
+    out: Path = Path()
+    lang: str = ""
+    quiet: bool = False
+    help: bool = False
+
+
+def parse(argv: list[str], root: Path = ROOT) -> Options:
+    """Raises UserError with all problems at once."""
+    options, rest = Options(), list(argv)
+    words: list[str] = []
+    values: dict[str, str] = {}
+    problems: list[Problem] = []
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-") or word == "-":
+            words.append(word)
+            continue
+        typed, equals, value = ("help", "", "") if word == "-h" else word.removeprefix("--").partition("=")
+        name = typed.replace("-", "_")
+        if name not in TAKES_VALUE:
+            problems.append(_unknown(word.partition("=")[0], typed, equals + value))
+            continue
+        if TAKES_VALUE[name] and not equals and rest and not rest[0].startswith("--"):
+            value = rest.pop(0)
+        if TAKES_VALUE[name] and not value:
+            problems.append(Problem(f"--{typed} has no value", f"--{typed}=VALUE"))
+        elif not TAKES_VALUE[name] and equals:
+            problems.append(Problem(f"--{typed} has the value {value!r}", "no value", [f"{COMMAND} --{typed}"]))
+        elif name in values and values[name] != value:
+            problems.append(Problem(f"--{typed} is given twice, as {values[name]!r} and {value!r}", "once"))
+        values[name] = value
+    options.help, options.quiet = "help" in values, "quiet" in values
+    if options.help:
+        return options
+    options.lang = values.get("lang", "")
+    if options.lang and options.lang not in LANGUAGES:
+        problems.append(Problem(f"--lang is {options.lang!r}", " or ".join(LANGUAGES), [f"{COMMAND} --lang={LANGUAGES[0]}"]))
+    _find_runs(options, words, root, problems)
+    if options.runs and not problems:
+        options.out = Path(values["out"]).expanduser().absolute() if values.get("out") else _place(options.runs, root)
+        problems += _not_writable(options)
+    if problems:
+        raise UserError(problems)
+    return options
+
+
+def _unknown(flag: str, typed: str, value: str) -> Problem:
+    from training.config.flags import suggest
+
+    near = suggest(typed, list(TAKES_VALUE))
+    fixes = [f"{COMMAND} --{n}{value if TAKES_VALUE[n] else ''}" for n in near[:1]] or [f"{COMMAND} --help"]
+    return Problem(f"{flag} is not a known flag", ", ".join(f"--{n}" for n in TAKES_VALUE), fixes)
+
+
+def _find_runs(options: Options, words: list[str], root: Path, problems: list[Problem]) -> None:
+    if not words:
+        problems.append(Problem("no run is given", "run directories, their names, or latest", [f"{COMMAND} {LATEST}"]))
+    for word in words:
+        try:
+            run = runs.find(None if word == LATEST else word, root / EXPERIMENTS, ASKER)
+        except UserError as error:
+            problems += [_or_latest(problem, word) for problem in error.problems]
+            continue
+        if any(os.path.realpath(run.path) == os.path.realpath(other.path) for other in options.runs):
+            problems.append(Problem(f"{run.name} is given twice", "each run once"))
+        options.runs.append(run)
+
+
+def _or_latest(problem: Problem, word: str) -> Problem:
+    from training.config.flags import suggest
+
+    return replace(problem, fixes=[f"{COMMAND} {LATEST}", *problem.fixes]) if suggest(word, [LATEST]) else problem
+
+
+def _place(runs: list[RunDir], root: Path) -> Path:
+    if len(runs) == 1:
+        return runs[0].report
+    names = "_".join(run.name for run in runs)
+    short = len(runs) <= NAMES and len(names) <= NAME_LENGTH and all(c.isalnum() or c in "_-." for c in names)
+    return root / EXPERIMENTS / f"comparison_{names if short else time.strftime('%Y%m%d_%H%M%S')}.html"
+
+
+def _not_writable(options: Options) -> list[Problem]:
+    folder = options.out.parent
+    if options.out.is_dir():
+        again = shlex.join([*(str(run.path) for run in options.runs), f"--out={options.out / 'report.html'}"])
+        return [Problem(f"--out is {str(options.out)!r}: a folder", "a file", [f"{COMMAND} {again}"])]
+    if not folder.is_dir():
+        fix = f"mkdir -p {shlex.quote(str(folder))}"
+        return [Problem(f"{str(folder)!r} is no folder, and the report would go there", "a folder that exists", [fix])]
+    return []

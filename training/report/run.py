@@ -1,0 +1,163 @@
+"""What is known of one run, without what nobody should see: the files of its directory, and its state as the monitor tells it."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training import heartbeat, rundir, tasks
+from training.host.redact import masked_values
+from training.monitor import naming, state
+from training.monitor.records import Record, dig, number, read_object, text
+from training.report import curves, starts
+from training.report.curves import Metrics, clock
+
+EVENTS = 5000  # the last ones
+PICTURES, PICTURE_BYTES, PICTURES_BYTES = 24, 2 << 20, 8 << 20
+RANK_FILE = re.compile(r"rank(\d+)\.bin")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A file of <run>/samples/; `address` is its content, or empty where it is too large."""
+
+    name: str
+    address: str
+    size: int
+
+
+@dataclass
+class Run:
+    """`state`: see training.monitor.state; every other record is as its file has it, {} where there is none."""
+
+    folder: rundir.RunDir
+    state: dict[str, Any]
+    plan: Record
+    data: Record
+    summary: Record
+    failure: Record
+    checks: list[Record]
+    metrics: Metrics
+    events: list[Record]
+    durations: dict[int, dict[str, float]]  # rank → kind of phase → seconds, about
+    pictures: list[Picture]
+    pauses: list[tuple[float, float]]  # from the end of a start to the next one, unix s
+
+    @property
+    def name(self) -> str:
+        return str(self.state["run"]["name"])
+
+    @property
+    def counted(self) -> str:
+        """The unit of what it trains on: tokens, samples, or the task's own word."""
+        return naming.counted(self.metrics.last) or text(dig(self.plan, "task", "unit")) or naming.TOKENS
+
+    @property
+    def task(self) -> str:
+        """What it trains; a plan that was made before there were several tasks is a GPT's."""
+        return text(dig(self.plan, "task", "name")) or tasks.GPT
+
+    @property
+    def settings(self) -> Record:
+        """The fields of its configuration, those of its task among them."""
+        parts = (self.plan.get("config"), dig(self.plan, "task", "options"))
+        return {name: value for part in parts if isinstance(part, dict) for name, value in part.items()}
+
+    @property
+    def begun(self) -> float:
+        """The first start, unix s; 0 where nothing tells. plan.json is that of the last one."""
+        return self.metrics.origin or number(self.plan.get("created")) or 0.0
+
+    @property
+    def starts(self) -> int:
+        return sum(event["event"] == "start" for event in self.events)
+
+    @property
+    def lasted_s(self) -> float | None:
+        """From the first start to the end, or until now, without pauses."""
+        end = number(self.state["run"]["ended_unix_s"]) or number(self.state["time_unix_s"])
+        return self.since(end) if self.begun and end and end >= self.begun else None
+
+    def since(self, at: float) -> float:
+        """Seconds from the first start to `at` (unix s), without pauses."""
+        return curves.left_over(at, self.pauses) - self.begun
+
+    @property
+    def ended(self) -> bool:
+        return self.state["run"]["state"] in state.ENDED
+
+
+def look(folder: rundir.RunDir) -> Run:
+    """Reads everything that a report shows. A file that is missing or broken is as if it were empty."""
+    seen = state.Watch(folder).read(patience_s=0.0)
+    plan = masked_values(read_object(folder.plan) or {})
+    events: deque[Record] = deque(rundir.read_records(folder.events), maxlen=EVENTS)
+    times = [t for t in (number(plan.get("created")), *map(clock, list(events)[:1])) if t and math.isfinite(t)]
+    checks = (read_object(folder.preflight) or {}).get("checks")
+    known = [masked_values(e) for e in events if text(e.get("event")) and clock(e)]
+    metrics = Metrics(folder.metrics, min(times, default=None))
+    pauses = starts.pauses(known, metrics.times, number(plan.get("created")))
+    metrics.leave_out(pauses)
+    failure = read_object(folder.failure) if seen["run"]["state"] == state.FAILED else None
+    if seen["run"]["state"] == state.DIED:  # nobody watched who could have judged
+        failure = starts.of_ranks(folder, number(plan.get("created")) or 0.0)
+    return Run(
+        folder,
+        masked_values(seen),
+        plan,
+        masked_values(read_object(folder.data) or {}),
+        masked_values(read_object(folder.summary) or {}),
+        masked_values(failure or {}),
+        [check for check in masked_values(checks) if isinstance(check, dict)] if isinstance(checks, list) else [],
+        metrics,
+        known,
+        _durations(folder.heartbeats),
+        _pictures(folder.samples),
+        pauses,
+    )
+
+
+def _durations(folder: Path) -> dict[int, dict[str, float]]:
+    """From the histograms of the heartbeats: a bucket's middle is at most a tenth off what was measured."""
+    out: dict[int, dict[str, float]] = {}
+    try:
+        files = sorted((int(match[1]), path) for path in folder.iterdir() if (match := RANK_FILE.fullmatch(path.name)))
+    except OSError:
+        return {}
+    for rank, path in files:
+        kinds = heartbeat.durations(path)
+        seconds = {kind: 0.9 * sum(n * heartbeat.upper_s(b) for b, n in enumerate(counts) if n) for kind, counts in kinds.items()}
+        if any(seconds.values()):
+            out[rank] = seconds
+    return out
+
+
+def _pictures(folder: Path) -> list[Picture]:
+    """PNG files, as many as have room; of the others the name and the size."""
+    out: list[Picture] = []
+    room = PICTURES_BYTES
+    try:
+        files = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".png" and path.is_file())
+    except OSError:
+        return []
+    for path in files:
+        try:
+            size, content = path.stat().st_size, b""
+            if len(out) < PICTURES and size <= min(PICTURE_BYTES, room):
+                content = path.read_bytes()
+        except OSError:  # gone meanwhile
+            continue
+        room -= len(content)
+        whole = content.startswith(b"\x89PNG")
+        out.append(Picture(path.name, f"data:image/png;base64,{base64.b64encode(content).decode()}" if whole else "", size))
+    return out
+
+
+def value_of(record: Record, *keys: str) -> Any:
+    """What was decided, of a record {"value": …, "reason": …}."""
+    return dig(record, *keys, "value")

@@ -1,0 +1,113 @@
+"""The page of one run."""
+
+from __future__ import annotations
+
+import statistics
+
+from training import tasks
+from training.monitor import naming
+from training.monitor.alerts import MEASURED_STEPS, SLOW_RANK
+from training.monitor.draw import clock
+from training.monitor.records import dig, text
+from training.monitor.state import FAILED
+from training.report import figures, sections, timeline
+from training.report.html import Html, join, table, tag
+from training.report.page import Page, folded, tiles
+from training.report.run import Run, value_of
+
+EVEN_PERCENT = 5  # that the own times of two ranks may be apart
+HINT = "Move the mouse over a curve for its values. Drag to move, Ctrl + wheel to zoom, double click to go back; click a name to hide it."
+
+
+def page(run: Run, spoken: str) -> Page:
+    out = Page(f"{run.name} · Duet", _head(run, spoken), pauses=bool(run.pauses), counted=run.counted)
+    curves = out.figures([figures.loss(run), *figures.small(run)])
+    if curves:
+        out.add("curves", "Curves", tag("p", HINT, class_="hint"), curves)
+    out.add("timeline", "Timeline", out.figures([timeline.of(run)]))
+    out.add("balance", "Balance of the ranks", _said(run), out.figures([figures.balance(run), figures.phases(run)]), short="Balance")
+    out.add("samples", "Samples", sections.samples(run))
+    out.add("configuration", "Configuration", sections.configuration(run))
+    out.add("data", "Data and batch", sections.data(run), short="Data")
+    out.add("machine", "Machine and programs", sections.environment(run), short="Machine")
+    out.add("checks", "Checks before the start", sections.checks(run), short="Checks")
+    out.add("events", "Warnings and events", sections.events(run), short="Events")
+    return out
+
+
+def _head(run: Run, spoken: str) -> Html:
+    facts = run.state["run"]
+    elapsed = run.lasted_s
+    ranks, device = facts["ranks"], text(facts["device"])
+    data = naming.data(run.plan)
+    script = text(dig(run.plan, "script", "path"))
+    words = [
+        f"{ranks} {'rank' if ranks == 1 else 'ranks'}" + (f" on {_devices(run)}" if device else "") if ranks else None,
+        text(value_of(run.plan, "precision")),
+        f"task {run.task}" if run.task != tasks.GPT else None,
+        f"data {data}" if data else None,
+        f"script {script}" if script else None,
+        f"started {clock(run.begun, sections.FULL_TIME)}" if run.begun else None,
+        f"{'took' if run.ended else 'for'} {figures.lasted(elapsed)}{' without pauses' if run.pauses else ''}"
+        if elapsed is not None
+        else None,
+        f"{run.starts} starts" if run.starts > 1 else None,
+        f"{facts['restarts']} restart{'s' if facts['restarts'] != 1 else ''}" if facts["restarts"] else None,
+    ]
+    now = clock(run.state["time_unix_s"], sections.FULL_TIME)
+    reason = None if run.failure and facts["state"] == FAILED else facts["reason"]
+    nothing = None
+    if not run.metrics.steps and not run.plan.get("script"):
+        nothing = "No step was finished: there are no curves." if run.ended else "No step is finished yet: there are no curves so far."
+    elif run.plan.get("script"):
+        nothing = "A script of your own: what it measures is in the logs of its ranks."
+    return join(
+        [
+            tag("h1", run.name, tag("span", facts["state"], class_=f"state {facts['state']}")),
+            tag("p", " · ".join(w for w in words if w), class_="sub"),
+            tag("p", f"This run has not ended: the report shows it as of {now}.", class_="notice") if not run.ended else None,
+            tag("p", reason, class_="notice") if reason else None,
+            sections.failure(run, spoken),
+            tiles(figures.headline(run)),
+            tag("p", nothing, class_="notice") if nothing else None,
+        ]
+    )
+
+
+def _devices(run: Run) -> str:
+    names = [str(g.get("name")) for g in run.plan.get("gpus") or [] if isinstance(g, dict)]
+    return ", ".join(sorted(set(names))) or str(run.state["run"]["device"]).upper()
+
+
+def _said(run: Run) -> Html | None:
+    """Who is slower than the others, and each rank's figures."""
+    own = figures.own_times(run)
+    memory = [curve.extent for curve in run.metrics.by_rank.get("memory_bytes", [])]
+    if not any(own):
+        return None
+    rows = [
+        [f"rank {rank}", {"": f"{value:.1f} ms" if value is not None else "-", "class_": "n"}, {"": _mib(memory, rank), "class_": "n"}]
+        for rank, value in enumerate(own)
+    ]
+    known = sorted((value, rank) for rank, value in enumerate(own) if value is not None)
+    sentence = None
+    if len(known) > 1 and known[0][0] > 0:
+        (_, least), (slowest, most) = known[0], known[-1]
+        more = 100 * (slowest / known[0][0] - 1)
+        than = f"{more:.0f} % more than rank {least}, which needs the least"
+        if more < EVEN_PERCENT:
+            said = f"The ranks are even: the slowest one, rank {most}, needs {more:.0f} % more time of its own than the fastest."
+        elif run.metrics.steps < MEASURED_STEPS:
+            said = f"Too few steps to call a rank slow (fewer than {MEASURED_STEPS}): the slowest so far, rank {most}, needs {than}."
+        elif slowest > SLOW_RANK * statistics.median(value for value, _ in known[:-1]):
+            said = f"Rank {most} needs the most time of its own for a step, {than}."
+        else:
+            said = f"No rank stands out: the slowest one, rank {most}, needs {than}; chance alone can do that on a shared machine."
+        sentence = tag("p", said)
+    each = table(("", {"": "own time, median", "class_": "n"}, {"": "memory, at most", "class_": "n"}), rows)
+    return join([sentence, each if len(rows) <= figures.RANKS else folded(f"all {len(rows)} ranks", each)])
+
+
+def _mib(extents: list[tuple[float, float] | None], rank: int) -> str:
+    extent = extents[rank] if rank < len(extents) else None
+    return f"{extent[1] / figures.MIB:,.0f} MiB" if extent else "-"

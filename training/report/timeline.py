@@ -1,0 +1,181 @@
+"""What happened when: start-ups, training, evaluations, standstills, and the moments that somebody would look for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from training.monitor.draw import duration
+from training.monitor.records import Record, number, text, whole
+from training.report import charts
+from training.report.charts import Chart
+from training.report.curves import clock
+from training.report.run import Run
+
+START, TRAINING, EVALUATION, LOST = "start-up", "training", "evaluation", "no progress"
+KINDS = (TRAINING, EVALUATION, START, LOST)
+LANES = 6  # more starts than this share a lane
+MARKS = 400
+PLAIN, WARN, BAD = "var(--c3)", "var(--warn)", "var(--bad)"
+# event → its lane, its colour
+MOMENTS = {
+    "checkpoint": ("checkpoints", PLAIN),
+    "injected": ("faults on purpose", WARN),
+    "warning": ("warnings", WARN),
+    "verdict": ("verdicts", BAD),
+    "failure": ("failures", BAD),
+    "given_up": ("failures", BAD),
+    "restart": ("restarts", WARN),
+    "requeue": ("restarts", WARN),
+}
+ENDINGS = ("end", "failure", "restart")
+UNITS = (
+    ("hours", 3600.0, 7200.0),
+    ("minutes", 60.0, 180.0),
+    ("seconds", 1.0, -math.inf),
+)  # name, length, from how long on
+LANE = 26  # pixels
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A stretch of time on a lane, in seconds since the start."""
+
+    lane: str
+    kind: str
+    from_s: float
+    to_s: float
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A moment on a lane."""
+
+    lane: str
+    at_s: float
+    text: str
+    colour: str
+
+
+def of(run: Run) -> Chart | None:
+    begun = run.begun
+    if not begun:
+        return None
+    end = number(run.state["run"]["ended_unix_s"]) or number(run.state["time_unix_s"]) or begun
+    bars = [bar for bar in _bars(run, begun, end) if bar.to_s > bar.from_s >= 0]
+    marks = [
+        Mark(lane, max(0.0, run.since(clock(event))), describe(event), paint)
+        for event in run.events
+        if event["event"] in MOMENTS
+        for lane, paint in [MOMENTS[event["event"]]]
+    ]
+    marks += [Mark("pauses", run.since(since), f"nothing ran for {duration(until - since)}", PLAIN) for since, until in run.pauses]
+    left = len(marks) - MARKS
+    note = f"{duration(run.since(end))} in all{' without pauses' if run.pauses else ''}" + (
+        f"; the first {left} moments are left out" if left > 0 else ""
+    )
+    return _chart(bars, marks[-MARKS:], note, ", without pauses" if run.pauses else "")
+
+
+def _bars(run: Run, begun: float, end: float) -> list[Bar]:
+    starts = [event for event in run.events if event["event"] == "start"]
+    if not starts:  # a script of somebody, or no rank has come so far
+        script = bool(run.plan.get("script"))
+        return [Bar("run", TRAINING if script or run.metrics.steps else START, 0.0, run.since(end))]
+    planned = number(run.plan.get("created")) or begun
+    bars = []
+    for i, start in enumerate(starts):
+        since, until = clock(start), clock(starts[i + 1]) if i + 1 < len(starts) else end
+        before = [clock(e) for e in run.events if e["event"] == "restart" and clock(e) <= since]
+        launched = max(
+            [
+                t
+                for t in (begun, planned, *before[-1:], *(until for _, until in run.pauses))
+                if t <= since and (not i or t > clock(starts[i - 1]))
+            ],
+            default=since,
+        )
+        over = min((clock(e) for e in run.events if e["event"] in ENDINGS and since < clock(e) <= until), default=until)
+        over = min([over, until, *(begin for begin, _ in run.pauses if begin > since)])
+        lane = f"start {i + 1}" if len(starts) <= LANES else "training"
+        step = whole(start.get("step")) or 0
+        bars.append(Bar(lane, START, run.since(launched), run.since(since)))
+        lost = next((number(e.get("seconds_lost")) or 0.0 for e in run.events if e["event"] == "restart" and over <= clock(e) < until), 0.0)
+        stood = min(over, max(since, over - lost))
+        bars.append(Bar(lane, TRAINING, run.since(since), run.since(stood), f"from step {step}"))
+        bars.append(Bar(lane, LOST, run.since(stood), run.since(over), "until it was ended"))
+        for step, record in run.metrics.evaluations.items():
+            at, took = clock(record), (number(record.get("eval_ms")) or 0.0) / 1000
+            if since <= at <= over:
+                bars.append(Bar(lane, EVALUATION, run.since(at) - took, run.since(at), f"step {step}"))
+    return bars
+
+
+def _chart(bars: Sequence[Bar], marks: Sequence[Mark], note: str, left_out: str) -> Chart | None:
+    if not bars and not marks:
+        return None
+    end = max([*(bar.to_s for bar in bars), *(mark.at_s for mark in marks)])
+    unit, size = next((name, size) for name, size, least in UNITS if end >= least)
+    lanes = list(dict.fromkeys([*(bar.lane for bar in bars), *(mark.lane for mark in marks)]))
+    colours = {kind: charts.colour(i + 1) for i, kind in enumerate(KINDS)}
+    rows: list[tuple[Any, ...]] = []
+    for bar in bars:
+        lasts = round(bar.to_s - bar.from_s, 3)
+        rows.append((bar.lane, bar.kind, bar.from_s / size, bar.to_s / size, bar.text, colours[bar.kind], lasts))
+    rows += [(mark.lane, "", mark.at_s / size, None, mark.text, mark.colour, None) for mark in marks]
+    keys = ("lane", "kind", "at", "to", "text", "paint", "lasts")
+    columns = {key: list(column) for key, column in zip(keys, zip(*rows, strict=True), strict=True)}
+    axis = {"title": f"{unit} since the start{left_out}", "grid": True}
+    x = {"field": "at", "type": "quantitative", "axis": axis, "scale": {"nice": False, "domain": [0, 1.015 * end / size or 1]}}
+    y = {"field": "lane", "type": "nominal", "sort": lanes, "axis": {"title": None, "grid": True, "labelLimit": 130}}
+    paint = {"field": "paint", "type": "nominal", "scale": None, "legend": None}
+    of_bar = [{"field": "kind"}, {"field": "lasts", "title": "seconds"}, {"field": "text", "title": "what"}]
+    of_mark = [{"field": "text", "title": "what"}, {"field": "at", "title": unit}]
+    zoom = charts.zoom()
+    layers = [
+        {
+            "params": [zoom | {"select": {**zoom["select"], "encodings": ["x"]}}],
+            "transform": [{"filter": "datum.to !== null"}],
+            "mark": {"type": "bar", "height": {"band": 0.6}, "clip": True},
+            "encoding": {"x": x, "x2": {"field": "to"}, "y": y, "color": paint, "tooltip": of_bar},
+        },
+        {
+            "transform": [{"filter": "datum.to === null"}],
+            "mark": {"type": "point", "shape": "diamond", "filled": True, "size": 80, "opacity": 1, "clip": True},
+            "encoding": {"x": x, "y": y, "color": paint, "tooltip": of_mark},
+        },
+    ]
+    spec = {
+        "$schema": charts.SCHEMA,
+        "config": charts.CONFIG,
+        "width": charts.WIDE,
+        "height": LANE * len(lanes),
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "layer": layers,
+    }
+    used = [(kind, i + 1) for i, kind in enumerate(KINDS) if any(bar.kind == kind for bar in bars)]
+    return Chart("timeline", "What happened when", "", note, spec, columns, used)
+
+
+def describe(event: Record) -> str:
+    """One line, in the words of whoever noted it."""
+    kind, said, step = event["event"], text(event.get("text")), whole(event.get("step"))
+    if kind == "failure":
+        return f"{event.get('cause')}: {said}"
+    if said:
+        return said
+    if kind == "start":
+        return f"step {step} of {event.get('total_steps')}, {event.get('world_size')} ranks"
+    if kind == "shards":
+        looked = f"{event.get('proven_sequences')} {event.get('pieces', 'sequences')} looked at"
+        return f"epoch {event.get('epoch')}: every rank has its own part of the data ({looked})"
+    if kind == "recovered":
+        return f"training again from step {step}, {number(event.get('seconds')) or 0:.1f} s after the failure"
+    facts = {k: v for k, v in event.items() if k not in ("time", "event", "path", "step") and not isinstance(v, (dict, list))}
+    shown = ([f"step {step}"] if step is not None else []) + [
+        f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in facts.items()
+    ]
+    return ", ".join(shown) or kind

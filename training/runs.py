@@ -1,0 +1,75 @@
+"""Which run somebody means: a run directory, its name in experiments/, or the newest one. For every command that looks at runs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from training import rundir
+from training.errors import Problem, UserError
+from training.rundir import RunDir
+
+ROOT = Path(__file__).resolve().parents[1]
+EXPERIMENTS = "experiments"
+LATEST = "latest"
+FIRST_RUN = "./train_dual_gpu.sh configs/dual_gpu/quickstart.py"
+
+
+@dataclass(frozen=True)
+class Asker:
+    """How the command that asks speaks of it: `argument` as in its help, `named` before a run's name, `newest` for the newest run."""
+
+    argument: str
+    named: str
+    newest: str
+
+    def command(self, name: str) -> str:
+        return self.named + shlex.quote(name)
+
+
+def find(wanted: str | None, experiments: Path, asker: Asker) -> RunDir:
+    """None: the newest. Raises UserError."""
+    if wanted is not None:
+        return _named(wanted, experiments, asker)
+    run = newest(experiments)
+    if run is None:
+        fixes = [FIRST_RUN, f"{asker.named}/another/folder/RUN"]
+        raise UserError(Problem(f"there is no run in {experiments} yet", "a run to look at", fixes))
+    return run
+
+
+def path_of(typed: str) -> Path:
+    """A path as typed, with `~`; that of an unknown user stays as it is, as in a shell."""
+    return Path(os.path.expanduser(typed))  # noqa: PTH111 – Path.expanduser raises for an unknown user
+
+
+def newest(experiments: Path) -> RunDir | None:
+    try:
+        return rundir.newest(experiments)
+    except OSError:  # removed while we looked
+        return None
+
+
+def is_run(run: RunDir) -> bool:
+    """Whether anything of a run is there: a run that lost its plan can still be looked at."""
+    files = (run.plan, run.metrics, run.events, run.summary, run.failure, run.supervisor, run.heartbeats)
+    return any(os.path.exists(file) for file in files)
+
+
+def _named(wanted: str, experiments: Path, asker: Asker) -> RunDir:
+    for path in (path_of(wanted), experiments / wanted):
+        if is_run(RunDir(path)):
+            return RunDir(path.absolute())
+    # Imported only when something is wrong: the first screen of the monitor comes sooner.
+    from training.config.flags import suggest
+
+    names = [plan.parent.name for plan in experiments.glob("*/plan.json")]
+    fixes = [asker.command(name) for name in suggest(wanted.rstrip("/").rsplit("/", 1)[-1], names)[:1]]
+    if is_run(RunDir(Path(wanted).parent)):  # one of its files was named
+        fixes.insert(0, asker.command(str(Path(wanted).parent)))
+    fixes.append(f"{asker.newest}   (the newest run)" if names else FIRST_RUN)
+    there = "a folder, but without anything of a run" if os.path.isdir(wanted) else "no run directory there"
+    what = f"{asker.argument} is {wanted!r}: {there}"
+    raise UserError(Problem(what, f"a run directory, or the name of a run in {experiments}", fixes))
