@@ -1,11 +1,12 @@
 """The README's pictures: real commands in a real pseudo-terminal, drawn as SVG from what its screen shows.
 
     python docs/picture.py docs/quickstart.svg 110 46 ./train_dual_gpu.sh configs/dual_gpu/quickstart.py
-    python docs/picture.py docs/monitor.svg 100 30 ./monitor_training.sh --once
+    LD_LIBRARY_PATH=DIR FAKE_NVML_…=… python docs/picture.py --until='step 2' docs/monitor.svg 110 36 ./monitor_training.sh
     python docs/picture.py docs/hang.svg 150 62 ./train_dual_gpu_enhanced.sh configs/dual_gpu/quickstart.py --num_workers=1 \\
         --hang_timeout=5 --save_every=20 --num_iterations=60 --eval_every=0 --sample_tokens=0 --inject=worker_stuck@rank=0,call=34
 
-Needs the test tools (pexpect, pyte). A screen longer than ROWS shows its end.
+Needs the test tools (pexpect, pyte). A screen longer than ROWS shows its end. --until=TEXT: the screen as soon as it shows that, of a
+program that does not end by itself. The monitor's GPUs are those of tests/fake_nvml, with the pids of the run's ranks.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ COLOURS |= {"cyan": "#76d7e0", "magenta": "#d2a8ff", "white": "#ffffff", "black"
 CELL_W, CELL_H, PAD = 7.8, 17, 14
 
 
-def capture(columns: int, rows: int, argv: list[str]) -> pyte.Screen:
+def capture(columns: int, rows: int, argv: list[str], until: str = "") -> pyte.Screen:
     screen = pyte.Screen(columns, rows)
     stream = pyte.ByteStream(screen)
     stream.feed(f"$ {' '.join(argv)}\r\n".encode())
     child = pexpect.spawn(argv[0], argv[1:], dimensions=(rows, columns), timeout=600)
-    while True:
+    while not until or not all(any(part in line for line in screen.display) for part in until.split("|")):
         try:
             stream.feed(child.read_nonblocking(65536, timeout=600))
         except pexpect.EOF:
             return screen
+    child.close(force=True)
+    return screen
 
 
 def svg(screen: pyte.Screen) -> str:
@@ -57,5 +60,6 @@ def svg(screen: pyte.Screen) -> str:
 
 
 if __name__ == "__main__":
+    until = sys.argv.pop(1).removeprefix("--until=") if sys.argv[1].startswith("--until=") else ""
     target, columns, rows, *argv = sys.argv[1:]
-    Path(target).write_text(svg(capture(int(columns), int(rows), argv)), encoding="utf-8")
+    Path(target).write_text(svg(capture(int(columns), int(rows), argv, until)), encoding="utf-8")

@@ -10,6 +10,11 @@
  * FAKE_NVML_NOT_SUPPORTED=1    "not supported" for all but handle, UUID and name (as under MIG)
  * FAKE_NVML_INIT=9             what nvmlInit returns (9: driver not loaded)
  *
+ * What the monitor shows; a list has a value for each GPU, the last one holds for the rest:
+ * FAKE_NVML_USE=97,100  %      FAKE_NVML_TEMPERATURE=71,64  °C      FAKE_NVML_POWER=431,70  W      FAKE_NVML_POWER_LIMIT=575  W
+ * FAKE_NVML_FAN=40  %          FAKE_NVML_NAME=NVIDIA GeForce RTX 5090
+ * FAKE_NVML_PROCESSES=4711:21.5,4712:0.5;4713:20     pid and GiB of processes: on GPU 0; on GPU 1; …
+ *
  * What only `--check` asks; a list has a value for each GPU, the last one holds for the rest:
  * FAKE_NVML_COMPUTE_MODE=0,3   default, 2 prohibited, 3 exclusive process        FAKE_NVML_MIG=0,1
  * FAKE_NVML_REASONS=1,64       bits of why the clocks are low (1 idle, 4 power cap, 8/32/64/128 trouble)
@@ -65,7 +70,10 @@ int nvmlDeviceGetUUID(Device *d, char *out, unsigned length) {
   return snprintf(out, length, "GPU-%08x-0000-4000-8000-000000000000", 0xa0 + d->index), OK;
 }
 
-int nvmlDeviceGetName(Device *d, char *out, unsigned length) { return snprintf(out, length, "Fake GPU %u", d->index), OK; }
+int nvmlDeviceGetName(Device *d, char *out, unsigned length) {
+  if (getenv("FAKE_NVML_NAME")) return snprintf(out, length, "%s", getenv("FAKE_NVML_NAME")), OK;
+  return snprintf(out, length, "Fake GPU %u", d->index), OK;
+}
 
 int nvmlDeviceGetMemoryInfo(Device *d, Memory *out) {
   out->total = gib(variable("FAKE_NVML_TOTAL_GIB", "32"), 0);
@@ -73,20 +81,59 @@ int nvmlDeviceGetMemoryInfo(Device *d, Memory *out) {
   return out->used = out->total - out->free, supported();
 }
 
-int nvmlDeviceGetUtilizationRates(Device *d, Load *out) { return out->gpu = 10 + d->index, out->memory = 5, supported(); }
-int nvmlDeviceGetTemperature(Device *d, int sensor, unsigned *out) { return (void)sensor, *out = 40 + d->index, supported(); }
-int nvmlDeviceGetPowerUsage(Device *d, unsigned *milliwatt) { return *milliwatt = 75500 + d->index, supported(); }
+int nvmlDeviceGetUtilizationRates(Device *d, Load *out) {
+  out->gpu = getenv("FAKE_NVML_USE") ? (unsigned)listed("FAKE_NVML_USE", d->index, "0") : 10 + d->index;
+  return out->memory = 5, supported();
+}
+
+int nvmlDeviceGetTemperature(Device *d, int sensor, unsigned *out) {
+  *out = getenv("FAKE_NVML_TEMPERATURE") ? (unsigned)listed("FAKE_NVML_TEMPERATURE", d->index, "0") : 40 + d->index;
+  return (void)sensor, supported();
+}
+
+int nvmlDeviceGetPowerUsage(Device *d, unsigned *milliwatt) {
+  *milliwatt = getenv("FAKE_NVML_POWER") ? 1000u * listed("FAKE_NVML_POWER", d->index, "0") : 75500 + d->index;
+  return supported();
+}
+
+int nvmlDeviceGetEnforcedPowerLimit(Device *d, unsigned *milliwatt) {
+  if (!getenv("FAKE_NVML_POWER_LIMIT")) return NOT_SUPPORTED;
+  return *milliwatt = 1000u * listed("FAKE_NVML_POWER_LIMIT", d->index, "0"), supported();
+}
+
+int nvmlDeviceGetFanSpeed(Device *d, unsigned *percent) {
+  if (!getenv("FAKE_NVML_FAN")) return NOT_SUPPORTED; /* cards without a fan of their own */
+  return *percent = listed("FAKE_NVML_FAN", d->index, "0"), supported();
+}
 
 int nvmlDeviceGetCudaComputeCapability(Device *d, int *major, int *minor) {
   return (void)d, sscanf(variable("FAKE_NVML_CAPABILITY", "12.0"), "%d.%d", major, minor), supported();
 }
 
+/* The processes of a GPU in FAKE_NVML_PROCESSES, as many as fit into `out`; how many there are. */
+static unsigned processes(unsigned index, Process *out, unsigned room) {
+  const char *at = variable("FAKE_NVML_PROCESSES", "");
+  unsigned found = 0, pid, skipped = 0;
+  double used;
+  for (; index && (at = strchr(at, ';')); index--) at++;
+  for (; at && sscanf(at, "%u:%lf", &pid, &used) == 2; found++) {
+    if (found < room) out[found] = (Process){.pid = pid, .used = (unsigned long long)(used * (1ull << 30))};
+    skipped = strcspn(at, ",;");
+    at = at[skipped] == ',' ? at + skipped + 1 : NULL;
+  }
+  return found;
+}
+
 int nvmlDeviceGetComputeRunningProcesses_v3(Device *d, unsigned *count, Process *out) {
-  int pid = d->index == 0 ? number("FAKE_NVML_PID", 0) : 0;
-  if (supported() || !pid) return *count = 0, supported();
-  if (*count < 1) return *count = 1, INSUFFICIENT_SIZE;
-  *count = 1;
-  return *out = (Process){.pid = pid, .used = 1ull << 30}, OK;
+  unsigned room = *count;
+  if (supported()) return *count = 0, NOT_SUPPORTED;
+  if (d->index == 0 && number("FAKE_NVML_PID", 0)) {
+    *count = 1;
+    if (room < 1) return INSUFFICIENT_SIZE;
+    return *out = (Process){.pid = number("FAKE_NVML_PID", 0), .used = 1ull << 30}, OK;
+  }
+  *count = processes(d->index, out, room);
+  return *count > room ? INSUFFICIENT_SIZE : OK;
 }
 
 int nvmlDeviceGetComputeMode(Device *d, unsigned *out) { return *out = listed("FAKE_NVML_COMPUTE_MODE", d->index, "0"), supported(); }

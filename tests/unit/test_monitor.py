@@ -46,8 +46,8 @@ def test_running(made: Made) -> None:
     assert (progress["step"], progress["total_steps"], progress["percent"], progress["epochs"]) == (100, 400, 25.0, 1)
     assert progress["eta_s"] == pytest.approx(300 * 0.1)
     assert progress["elapsed_s"] == pytest.approx(100, abs=5)
-    assert training["loss_nats_per_token"] == pytest.approx(2 + 3 * math.exp(-100 / 30))
-    assert (training["val_bpb_best"], training["val_bpb_best_step"], training["val_bpb_last"]) == (2.0, 100, 2.0)
+    assert training["loss"] == pytest.approx(2 + 3 * math.exp(-100 / 30))
+    assert (training["eval_best"], training["eval_best_step"], training["eval_last"]) == (2.0, 100, 2.0)
     assert (training["step_ms_median"], training["step_ms_p95"], training["tokens_per_s"]) == (104.5, 109.0, 38000.0)
     assert [(r["doing"], r["alive"], r["late"]) for r in seen["ranks"]] == [("step 101: forward", True, False)] * 2
 
@@ -55,7 +55,7 @@ def test_running(made: Made) -> None:
 def test_finished(made: Made) -> None:
     made.supervisor(dead_pid()).steps().beats(heartbeat.FINISHED, 400).summary()
     seen = look(made.run)
-    assert (seen["run"]["state"], seen["run"]["reason"], seen["progress"]["eta_s"]) == ("finished", "done", None)
+    assert (seen["run"]["state"], seen["run"]["reason"], seen["progress"]["eta_s"]) == ("finished", None, None)
     shown = text_of(made.run)
     assert "FINISHED" in shown and "done: loss 5.5000 → 2.1000 · 3.5000 → 1.8700 bits/byte" in shown
 
@@ -70,6 +70,17 @@ def test_failed(made: Made) -> None:
         and "step 7: forward in model.py:12" in shown
         and "try: --device_batch_size=8" in shown
     )
+
+
+def test_stopped_at_once_is_no_failure(made: Made) -> None:
+    """Ctrl-C twice."""
+    made.supervisor(dead_pid()).steps()
+    rundir.write_json(
+        made.run.failure, {"kind": "asked", "cause": "interrupted", "summary": "stopped on request at once", "exit_code": 130}
+    )
+    seen = look(made.run)
+    assert (seen["run"]["state"], seen["run"]["reason"], seen["run"]["exit_code"]) == ("stopped", "stopped on request at once", 130)
+    assert seen["failure"] is None and "STOPPED" in text_of(made.run)
 
 
 def test_died(made: Made) -> None:
@@ -138,10 +149,10 @@ def test_the_last_record_of_a_step_wins(made: Made) -> None:
     for step in range(81, 91):
         made.step(step, 9.0)
     seen = look(made.run)
-    assert (seen["progress"]["step"], seen["training"]["loss_nats_per_token"]) == (90, 9.0)
-    assert (seen["training"]["val_bpb_best"], seen["training"]["val_bpb_best_step"]) == (2.5, 50)
+    assert (seen["progress"]["step"], seen["training"]["loss"]) == (90, 9.0)
+    assert (seen["training"]["eval_best"], seen["training"]["eval_best_step"]) == (2.5, 50)
     curve = seen["loss_curve"]["points"]
-    assert [p["step"] for p in curve] == list(range(1, 91)) and all(p["loss_nats_per_token"] == 9.0 for p in curve[80:])
+    assert [p["step"] for p in curve] == list(range(1, 91)) and all(p["loss"] == 9.0 for p in curve[80:])
 
 
 def test_a_cut_line_waits_until_it_is_whole(made: Made) -> None:
@@ -153,7 +164,7 @@ def test_a_cut_line_waits_until_it_is_whole(made: Made) -> None:
         assert watch.read()["progress"]["step"] == 10
         file.write('ss": 1.5}\n')
     seen = watch.read()
-    assert (seen["progress"]["step"], seen["training"]["loss_nats_per_token"]) == (11, 1.5)
+    assert (seen["progress"]["step"], seen["training"]["loss"]) == (11, 1.5)
 
 
 def test_a_file_that_starts_again_is_read_again(made: Made) -> None:
@@ -180,14 +191,39 @@ def test_a_long_file_is_skimmed_without_losing_what_counts(made: Made, monkeypat
     monkeypatch.setattr(records, "WHOLE", 10 * size)
     full = look(made.run)
     assert (quick["training"], quick["progress"]["step"]) == (full["training"], 20_000)
-    assert quick["training"]["val_bpb_best_step"] == 7500
+    assert quick["training"]["eval_best_step"] == 7500
     assert quick["loss_curve"]["points"][0]["step"] < 200
     for part in ("loss_curve",):
-        quick_values, full_values = ([p["loss_nats_per_token"] for p in s[part]["points"]] for s in (quick, full))
+        quick_values, full_values = ([p["loss"] for p in s[part]["points"]] for s in (quick, full))
         assert len(quick_values) == len(full_values) == state.CURVE_POINTS
         assert quick_values == pytest.approx(full_values, rel=0.02)
     made.step(20_001, 1.0)  # and goes on line by line
     assert skimmed.read()["progress"]["step"] == 20_001
+
+
+def test_a_very_long_file_is_searched_piece_by_piece(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = []
+    for step in range(1, 20_001):
+        lines.append(json.dumps({"time": made.at + step * 0.001, "step": step, "loss": 2 + 3 * math.exp(-step / 3000), "step_ms": 1.0}))
+        if step % 500 == 0:
+            lines.append(json.dumps({"step": step, "val_loss": 1.0, "val_bpb": 2 + abs(step - 1500) / 1e5}))
+    made.run.metrics.write_text("\n".join(lines) + "\n")
+    whole = look(made.run)
+    for name, size in (("WHOLE", 1 << 14), ("END", 1 << 13), ("SEARCHED", 1 << 16), ("BLOCK", 1 << 15)):
+        monkeypatch.setattr(records, name, size)
+    watch = state.Watch(made.run)
+    first = watch.read()
+    assert first["progress"] == whole["progress"] | {"elapsed_s": first["progress"]["elapsed_s"]}
+    assert first["training"]["eval_best_step"] > 1500 and first["loss_curve"]["points"][0]["step"] < 200
+    looks = 1
+    while (seen := watch.read())["training"]["eval_best_step"] != 1500:
+        looks += 1
+        assert looks < 100
+    assert looks > 5
+    while not watch._history._tail.searched:
+        seen = watch.read()
+    assert sorted(watch._history.evaluations) == list(range(500, 20_001, 500))  # none at the border of two pieces is lost
+    assert seen["training"] == whole["training"] == state.Watch(made.run).read_all()["training"]
 
 
 def test_nan_loss_is_shown_and_is_null_in_json(made: Made) -> None:
@@ -196,7 +232,7 @@ def test_nan_loss_is_shown_and_is_null_in_json(made: Made) -> None:
     seen = look(made.run)
     assert "loss nan" in text_of(made.run) and "×" in text_of(made.run)
     strict = json.loads(json.dumps(state.finite(seen), allow_nan=False))
-    assert (strict["training"]["loss_nats_per_token"], strict["training"]["loss_is_finite"]) == (None, False)
+    assert (strict["training"]["loss"], strict["training"]["loss_is_finite"]) == (None, False)
 
 
 # Ranks, warnings, GPUs
@@ -243,11 +279,12 @@ def test_gpu_rows_mark_processes_of_this_run(made: Made, monkeypatch: pytest.Mon
         monkeypatch.setattr(gpus, "look", lambda environ: gpus.Machine(found, "3"))
         seen = look(made.run)
         assert [[p["this_run"] for p in g["processes"]] for g in seen["gpus"]] == [[False, True], [True], []]
-        shown = text_of(made.run)
+        shown, wide = text_of(made.run), text_of(made.run, 120)
     finally:
         worker.kill()
         worker.wait()
     assert re.search(rf"0\* RTX 5090 +97 % +28\.0 / 32\.0 +71 °C +431 W +\*{os.getpid()} 21\.0, bob 1", shown)
+    assert f"*rank 1 {os.getpid()} 21.0, bob 1 2.0" in wide
     assert re.search(r"2  A2 +- +- / - +- +-", shown)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.unit.monitor_runs import COMMAND, PATIENCE_S, ROOT, Made, old, program
+from tests.unit.monitor_runs import COMMAND, PATIENCE_S, ROOT, Made, dead_pid, old, program
+from training import runs
 from training.monitor import __main__ as monitor
 from training.monitor import options, state
 
@@ -28,7 +30,7 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The project's folder, without any run."""
-    monkeypatch.setattr(options, "ROOT", tmp_path)
+    monkeypatch.setattr(runs, "ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -54,21 +56,69 @@ def test_no_run_yet(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_logs_that_do_not_work(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = Made(home / "experiments" / "one")
-    empty, foreign, moved = home / "empty.log", home / "foreign.log", home / "moved.log"
-    empty.touch()
-    foreign.write_text("epoch 1\nthe run directory: is elsewhere\n")
-    moved.write_text("[INFO] 2026-11-21 03:00:00 run directory: /gone/one\n")
     assert "no such file" in said(capsys, "--log=missing.log")
+    assert "no such file" in said(capsys, "--log=nul\0byte.log")
     assert "not a file" in said(capsys, f"--log={home}")
-    assert "it is empty" in said(capsys, f"--log={empty}")
-    assert "it has no line '[INFO] … run directory: …'" in said(capsys, "--log", str(foreign))
-    text = said(capsys, f"--log={moved}")
-    assert "its run directory /gone/one is not there" in text and "try:     ./monitor_training.sh --run=one" in text
+    assert f"try:     ./monitor_training.sh --run={made.run.path}" in said(capsys, f"--log={made.run.path}")
     assert "both given" in said(capsys, f"--log={made.log}", "--run=one")
     assert f"try:     ./monitor_training.sh --log={made.log}" in said(capsys, str(made.log))
     assert "--run=one" in said(capsys, "--run=oen")
     assert "a folder, but without anything of a run" in said(capsys, f"--run={home}")
     assert f"--run={made.run.path}" in said(capsys, f"--run={made.run.plan}")
+
+
+@pytest.mark.parametrize("path", ["x" * 300, "~nobody-of-this-name/x", "a/" * 3000])
+def test_paths_that_can_not_be(home: Path, capsys: pytest.CaptureFixture[str], path: str) -> None:
+    (home / "lost.log").symlink_to("nowhere")
+    assert "no such file" in said(capsys, f"--log={path}")
+    assert "no run directory there" in said(capsys, f"--run={path}")
+
+
+@pytest.mark.parametrize("flag", ["--once", "--json", "--interval=0.2"])
+def test_output_that_can_not_be_written(made: Made, flag: str) -> None:
+    made.supervisor(dead_pid()).summary()
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([COMMAND, f"--run={made.run.path}", flag], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 3 and "can not be written: No space left on device" in done.stderr and "Traceback" not in done.stderr
+    closed = subprocess.run(
+        ["bash", "-c", f"exec {shlex.quote(str(COMMAND))} '--run={made.run.path}' {flag} >&-"], capture_output=True, text=True, check=False
+    )
+    assert closed.returncode == 2 and "standard output is closed" in closed.stderr and "Traceback" not in closed.stderr
+
+
+def test_logs_of_others_and_of_runs_that_are_gone(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = Made(home / "experiments" / "one")
+    logs = {name: home / f"{name}.log" for name in ("empty", "foreign", "moved", "gone")}
+    logs["empty"].touch()
+    logs["foreign"].write_text("epoch 1\nthe run directory: is elsewhere\nstep 7 loss 0.25\n")
+    logs["moved"].write_text("[INFO] 2026-11-21 03:00:00 run directory: /elsewhere/one\n")
+    logs["gone"].write_text("[INFO] 2026-11-21 03:00:00 run directory: /elsewhere/two\n")
+    found = {name: options.find(options.parse([f"--log={log}"]), home) for name, log in logs.items()}
+    assert {name: run and run.path for name, (run, _) in found.items()} == {
+        "empty": None,
+        "foreign": None,
+        "moved": made.run.path,  # the folder of all runs was moved, and the run with it
+        "gone": None,
+    }
+    for log in logs.values():
+        assert monitor.main([f"--log={log}", "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert "loss 0.25" in shown and "Traceback" not in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--all", "--run=x"], "--all shows every run, --run a single one"),
+        (["--follow-exit", "--json"], "--follow-exit waits for the end of one run; with --json it looks only once"),
+        (["--follow-exit", "--all"], "which run's end counts is not known"),
+        (["--prometheus=0"], "a port from 1 to 65535"),
+        (["--prometheus=http"], "--prometheus is 'http'"),
+        (["--prometheus=9400", "--once"], "--prometheus answers as long as it runs, --once looks only once"),
+    ],
+)
+def test_flags_that_contradict_each_other(home: Path, capsys: pytest.CaptureFixture[str], flags: list[str], words: str) -> None:
+    assert words in said(capsys, *flags)
 
 
 def test_the_last_run_that_a_log_names(home: Path) -> None:
@@ -131,6 +181,26 @@ def test_not_a_terminal_gets_lines_until_the_run_has_ended(made: Made) -> None:
             supervisor.wait()
             rest, _ = watching.communicate(timeout=PATIENCE_S)
             assert "finished" in rest.splitlines()[-1] and watching.returncode == 0
+        finally:
+            supervisor.kill()
+            watching.kill()
+
+
+@pytest.mark.parametrize(("end", "status"), [("summary", 0), ("failure", 4), ("nothing", 4)])
+def test_follow_exit_returns_the_status_of_the_run(made: Made, end: str, status: int) -> None:
+    supervisor = subprocess.Popen(["sleep", "600"])
+    made.supervisor(supervisor.pid).steps(10)
+    argv = [COMMAND, f"--run={made.run.path}", "--interval=0.2", "--follow-exit"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as watching:
+        try:
+            assert watching.stdout is not None
+            assert " running " in watching.stdout.readline()
+            if end != "nothing":
+                getattr(made, end)()
+            supervisor.kill()
+            supervisor.wait()
+            watching.communicate(timeout=PATIENCE_S)
+            assert watching.returncode == status
         finally:
             supervisor.kill()
             watching.kill()

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.unit.monitor_runs import Made, check_size, look, text_of
-from training.monitor import screen, state
+from tests.unit.monitor_person import Person
+from tests.unit.monitor_runs import GIB, Made, check_size, look, text_of
+from training import rundir
+from training.monitor import draw, screen, state
 from training.monitor.screen import View
 
-# Damage, sizes
-
+# The uuids of the stand-in driver
+UUID_0, UUID_1 = (f"GPU-000000a{n}-0000-4000-8000-000000000000" for n in (0, 1))
 
 GARBAGE = [
     b"",
@@ -95,7 +99,69 @@ def test_80x24_holds_everything(made: Made) -> None:
     assert made.run.path.name in shown.split("RUN  ")[1] and made.log.name in shown
 
 
+@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (120, 40), (200, 50)])
+@pytest.mark.parametrize("plain", [False, True])
+def test_two_gpus_as_a_person_sees_them(
+    made: Made, sit: Callable[..., Person], nvidia: Callable[..., dict[str, str]], columns: int, rows: int, plain: bool
+) -> None:
+    rundir.write_json(made.run.plan, made.plan | {"device": {"value": "cuda", "reason": "-"}, "gpus": [{"uuid": UUID_0}, {"uuid": UUID_1}]})
+    for step in range(101, 160):
+        made.step(step, 2.0, mfu=0.412, own_ms=[40.0, 41.0], memory_bytes=[21 * GIB, 21 * GIB])
+    (made.run.checkpoints / "step_00000100").mkdir()
+    processes = f"{os.getpid()}:21.5;{os.getppid()}:2"  # a stranger is on GPU 1
+    facts = {"USE": "97,100", "POWER": "431,70", "POWER_LIMIT": 575, "TEMPERATURE": "71,93", "REASONS": "1,64"}
+    environ = nvidia(COUNT=2, NAME="NVIDIA GeForce RTX 5090", PROCESSES=processes, **facts)
+    more = {"NO_COLOR": "1"} if plain else {}
+    person = sit(*(["--ascii"] if plain else []), rows=rows, columns=columns, **environ, **more)
+    stranger = re.compile(r"1\* RTX 5090 +100 % .* 70 W +\S+ \d+ 2\.0")
+    parts = ("CHECKPOINT", "last words", "/dev/shm")  # of a screen that is painted to its end
+    person.until(lambda: bool(stranger.search(person.sees)) and "CPU load" not in person.sees and all(p in person.sees for p in parts))
+    seen = [line.rstrip() for line in person.screen.display]
+    assert seen[0].startswith("Duet  small run") and re.search(r"RUNNING  \d\d:\d\d:\d\d$", seen[0])
+    assert any(re.search(r"0\* RTX 5090 +97 % .* 431 W +\*(rank \d )?\d+ 21\.5", line) for line in seen)
+    shown = "\n".join(seen)
+    assert "! GPU 1: slowed down for heat (hardware), 93" in shown and "that is not of this run" in shown
+    for word in (
+        "step 159 of 400",
+        "loss 2.0000",
+        "bits/byte",
+        "lr 0.002",
+        "grad norm 0.5",
+        "38,000 tokens/s",
+        "p95",
+        "left",
+        "MFU 41.2 %",
+        "forward",
+    ):
+        assert word in shown, word
+    assert "CHECKPOINT" in shown and "step_00000100" in shown and "last words" in shown and "/dev/shm" in shown
+    assert all(len(line) <= columns for line in seen) and seen[rows - 1].startswith("q quit")
+    if columns == 200:
+        assert "tok/s" in shown and "OWN WORK" in shown and "21.0 GiB" in shown
+    coloured = re.search(rb"\x1b\[[0-9;]*m", person.raw) is not None
+    assert (shown.isascii(), coloured) == (plain, not plain)
+
+
 def test_ascii_has_no_other_character(made: Made) -> None:
     made.supervisor(os.getpid()).steps(100).beats("évaluation").summary()
     shown = "".join(screen.screen(look(made.run), View(80, 24, ascii_only=True)))
     assert shown.isascii() and "#" in shown and "->" not in shown
+
+
+def test_advice_is_whole_at_any_width(made: Made) -> None:
+    """It is there to be read and pasted."""
+    advice = "python -m training.diagnose 'experiments/a run with a long name of many words' --lang=en   # asks for the cause again"
+    rundir.write_json(made.run.failure, {"cause": "unknown", "rank": 1, "summary": "s " * 60, "exit_code": 4, "advice": [advice]})
+    for width in (60, 80, 120, 160):
+        shown = screen.screen(look(made.run), View(width, 40))
+        assert max(map(draw.cells, shown)) <= width
+        assert " ".join(f"try: {advice}".split()) in " ".join(" ".join(shown).split())
+
+
+def test_wrap_loses_nothing() -> None:
+    line = [("! ", "bad"), ("a word  and", ""), (" " + "x" * 50, "good"), (" 训练运行 end", "")]
+    for width in (1, 2, 5, 9, 10, 20, 80):
+        rows = draw.wrap(line, width, 2)
+        assert all(draw.width_of(row) <= max(width, 2) for row in rows), width
+        letters = "".join(text for row in rows for text, _ in row).replace(" ", "")
+        assert letters == "!awordand" + "x" * 50 + "训练运行end"

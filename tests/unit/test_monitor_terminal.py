@@ -6,88 +6,24 @@ import os
 import re
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
 
-import pexpect
-import pyte
 import pytest
 
-from tests.unit.monitor_runs import COMMAND, PATIENCE_S, Made
-
-# A real terminal
-
-
-class Person:
-    """Sits at a terminal of 80 × 24 and sees what a person would see."""
-
-    def __init__(self, *argv: str, rows: int = 24, columns: int = 80, **environ: str) -> None:
-        self.screen = pyte.Screen(columns, rows)
-        self.stream = pyte.ByteStream(self.screen)
-        self.raw = b""
-        clean = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm-256color"} | environ
-        self.child = pexpect.spawn(COMMAND, list(argv), dimensions=(rows, columns), env=clean)
-
-    @property
-    def sees(self) -> str:
-        return "\n".join(self.screen.display)
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        limit = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < limit, f"not seen in time:\n{self.sees}"
-            try:
-                chunk = self.child.read_nonblocking(1 << 16, timeout=0.1)
-            except pexpect.TIMEOUT:
-                continue
-            except pexpect.EOF:
-                assert condition(), f"ended before that was seen:\n{self.sees}"
-                return
-            self.raw += chunk
-            self.stream.feed(chunk)
-
-    def resize(self, rows: int, columns: int) -> None:
-        self.screen.resize(rows, columns)
-        self.child.setwinsize(rows, columns)
-
-    def left(self) -> tuple[int | None, int | None]:
-        """(exit status, signal) after the end of all output."""
-        while True:
-            try:
-                chunk = self.child.read_nonblocking(1 << 16, timeout=PATIENCE_S)
-            except pexpect.EOF:
-                break
-            self.raw += chunk
-            self.stream.feed(chunk)
-        self.child.close()
-        return self.child.exitstatus, self.child.signalstatus
-
-
-@pytest.fixture
-def sit(made: Made) -> Iterator[Callable[..., Person]]:
-    """Watches a running run; nobody is left sitting there at the end."""
-    made.supervisor(os.getpid()).steps(100).beats()
-    people: list[Person] = []
-
-    def begin(*argv: str, **environ: str) -> Person:
-        people.append(Person(f"--run={made.run.path}", "--interval=0.2", *argv, **environ))
-        return people[-1]
-
-    yield begin
-    for person in people:
-        person.child.close(force=True)
-        assert not person.child.isalive()
+from tests.unit.monitor_person import Person
+from tests.unit.monitor_runs import Made, dead_pid
 
 
 def test_live_view_as_a_person_sees_it(made: Made, sit: Callable[..., Person]) -> None:
     person = sit()
-    person.until(lambda: "q leaves" in person.sees)
+    person.until(lambda: "q quit" in person.sees)
     assert person.screen.cursor.hidden
     rows = person.screen.display
     assert rows[0].startswith("Duet  small run") and re.search(r"RUNNING  \d\d:\d\d:\d\d$", rows[0])
     assert "step 100 of 400  25.0 %" in rows[2] and rows[2].startswith("█")
     assert re.match(r" +0 +\d+ +7 +[\d.]+ s  step 7: forward", next(r for r in rows if "forward" in r))
-    assert rows[23].startswith("q leaves")
+    assert rows[23].startswith("q quit")
     assert person.screen.buffer[0][len("Duet  ")].bold and any(cell.fg != "default" for cell in person.screen.buffer[0].values())
 
     made.step(101, 1.2345)  # news appear by themselves
@@ -95,12 +31,12 @@ def test_live_view_as_a_person_sees_it(made: Made, sit: Callable[..., Person]) -
     person.until(lambda: "CPU load" not in person.sees)  # and CPU use from the second look on
 
     person.resize(40, 120)
-    person.until(lambda: person.screen.display[39].startswith("q leaves"))
+    person.until(lambda: person.screen.display[39].startswith("q quit"))
     assert re.search(r"RUNNING  \d\d:\d\d:\d\d$", person.screen.display[0]) and len(person.screen.display[0]) == 120
-    assert person.sees.count("q leaves") == 1 and "(ends " in person.sees
+    assert person.sees.count("q quit") == 1 and "(ends " in person.sees
 
     person.resize(12, 50)
-    person.until(lambda: person.screen.display[0].startswith("Duet  ") and person.screen.display[11].startswith("q leaves"))
+    person.until(lambda: person.screen.display[0].startswith("Duet  ") and person.screen.display[11].startswith("q quit"))
     assert "RUNNING" in person.screen.display[0] and person.sees.count("Duet  ") == 1
 
     person.child.send("x")  # any other key does nothing
@@ -113,7 +49,7 @@ def test_live_view_as_a_person_sees_it(made: Made, sit: Callable[..., Person]) -
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_signals_give_the_terminal_back(sit: Callable[..., Person], number: int, status: int) -> None:
     person = sit()
-    person.until(lambda: "q leaves" in person.sees)
+    person.until(lambda: "q quit" in person.sees)
     before = person.screen.cursor.hidden
     person.child.kill(number)
     assert person.left() == (status, None)
@@ -122,11 +58,11 @@ def test_signals_give_the_terminal_back(sit: Callable[..., Person], number: int,
 
 def test_ctrl_c_and_ctrl_z_on_the_keyboard(sit: Callable[..., Person]) -> None:
     person = sit()
-    person.until(lambda: "q leaves" in person.sees)
+    person.until(lambda: "q quit" in person.sees)
     person.child.sendcontrol("z")
     person.until(lambda: not person.screen.cursor.hidden)  # the shell would have its terminal again
     person.child.kill(signal.SIGCONT)
-    person.until(lambda: person.screen.cursor.hidden and person.screen.display[23].startswith("q leaves"))
+    person.until(lambda: person.screen.cursor.hidden and person.screen.display[23].startswith("q quit"))
     person.child.sendcontrol("c")
     assert person.left() == (130, None)
     assert not person.screen.cursor.hidden
@@ -136,7 +72,7 @@ def test_ends_by_itself_with_a_last_screen(made: Made, sit: Callable[..., Person
     rank = subprocess.Popen(["sleep", "600"])
     try:
         made.supervisor(rank.pid)
-        person = sit("--ascii")
+        person = sit("--ascii", "--follow-exit")
         person.until(lambda: "RUNNING" in person.sees)
         made.summary()
     finally:
@@ -147,7 +83,48 @@ def test_ends_by_itself_with_a_last_screen(made: Made, sit: Callable[..., Person
     assert "FINISHED" in person.screen.display[0] and "done: loss" in person.sees and person.sees.isascii()
 
 
+def test_stays_after_the_end_until_it_is_left(made: Made, sit: Callable[..., Person]) -> None:
+    made.supervisor(dead_pid()).failure()
+    person = sit()
+    person.until(lambda: "FAILED" in person.sees and "gpu_oom on rank 1" in person.sees)
+    person.child.send("q")
+    assert person.left() == (0, None)
+    assert "FAILED" in person.screen.display[0]  # its last screen stays
+
+
+def test_follow_exit_has_the_status_of_the_run(made: Made, sit: Callable[..., Person]) -> None:
+    rank = subprocess.Popen(["sleep", "600"])
+    try:
+        made.supervisor(rank.pid)
+        person = sit("--follow-exit")
+        person.until(lambda: "RUNNING" in person.sees)
+        made.failure()  # as long as the supervisor lives it may start the ranks again
+        person.until(lambda: "FAILED" in person.sees)
+        assert person.child.isalive()
+    finally:
+        rank.kill()
+        rank.wait()
+    assert person.left() == (4, None)
+
+
+def test_a_newer_run_takes_the_place_of_one_that_has_ended(
+    tmp_path: Path, copied: Callable[[Path], Path], people: Callable[..., Person]
+) -> None:
+    """Without --run the newest one is meant, also overnight."""
+    command = copied(tmp_path / "project")
+    project = command.parent
+    Made(project / "experiments" / "first").supervisor(dead_pid()).steps(20).summary()
+    person = people("--interval=0.2", command=str(command))
+    person.until(lambda: "Duet  first" in person.sees and "FINISHED" in person.sees)
+    second = Made(project / "experiments" / "second", age_s=0.0).supervisor(os.getpid())
+    person.until(lambda: "Duet  second" in person.sees)
+    second.supervisor(dead_pid()).summary()
+    person.until(lambda: "FINISHED" in person.sees)
+    Made(project / "experiments" / "third", age_s=0.0).supervisor(os.getpid())
+    person.until(lambda: "Duet  third" in person.sees)
+
+
 def test_no_color(sit: Callable[..., Person]) -> None:
     person = sit(NO_COLOR="1")
-    person.until(lambda: "q leaves" in person.sees)
+    person.until(lambda: "q quit" in person.sees)
     assert not re.search(rb"\x1b\[[0-9;]*m", person.raw)

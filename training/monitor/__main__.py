@@ -1,15 +1,22 @@
-"""`python lib/run_module.py training.monitor [--log=FILE | --run=DIR] [--interval=3] [--once] …`: see monitor_training.sh."""
+"""`python lib/run_module.py training.monitor [--log=FILE | --run=DIR | --all] [--interval=3] …`: see monitor_training.sh."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator
 
-from training import console
-from training.errors import Exit, UserError
+from training import console, runs
+from training.errors import Exit, Problem, UserError
 from training.monitor import options, screen, state
+from training.monitor.options import Options
+from training.monitor.state import Source, State
+
+NO_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def main(argv: list[str]) -> int:
@@ -18,33 +25,116 @@ def main(argv: list[str]) -> int:
         if chosen.help:
             print(__doc__)
             return int(Exit.DONE)
-        run, log = options.find(chosen, options.ROOT)
+        if sys.stdout is None:
+            raise UserError(Problem("standard output is closed: there is nothing to show it on", "a terminal, a file or a pipe"))
+        return _show(chosen, _source(chosen))
     except UserError as error:
         console.report(error, closing="nothing to show")
         return int(error.code)
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
-    ascii_only = chosen.ascii or (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-    watch = state.Watch(run, log)
-    from training.monitor import terminal
-
-    on_terminal = sys.stdout.isatty()
-    if not on_terminal:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` ends us without a word
-    try:
-        if chosen.json:
-            print(json.dumps(state.finite(watch.read()), indent=1))
-        elif chosen.once:
-            width, height = terminal.size()
-            if not on_terminal:
-                width, height = _variable("COLUMNS", 80), _variable("LINES", 24)
-            terminal.print_screen(screen.screen(watch.read(), screen.View(width, height - on_terminal, ascii_only=ascii_only)))
-        elif on_terminal and os.environ.get("TERM", "dumb") != "dumb":
-            terminal.live(watch, chosen.interval_s, ascii_only)
-        else:
-            terminal.lines(watch, chosen.interval_s, ascii_only)
     except KeyboardInterrupt:
         return int(Exit.INTERRUPTED)
-    return int(Exit.DONE)
+    except OSError as error:
+        if error.errno not in NO_OUTPUT:
+            raise
+        console.error(f"what is shown can not be written: {error.strerror}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the interpreter still wants to write
+        return int(Exit.RESOURCES)
+
+
+def _source(chosen: Options) -> Source:
+    """What to look at. Raises UserError."""
+    if chosen.all:
+        from training.monitor.fleet import Fleet
+
+        return Fleet(runs.ROOT / runs.EXPERIMENTS)
+    run, log = options.find(chosen, runs.ROOT)
+    if run is not None:
+        return state.Watch(run, log)
+    from training.monitor.foreign import LogWatch
+
+    assert log is not None
+    return LogWatch(log)
+
+
+def _show(chosen: Options, source: Source) -> int:
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    ascii_only = chosen.ascii or (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    on_terminal = sys.stdout.isatty()
+    if chosen.json:
+        print(json.dumps(state.finite(_only_look(source)), indent=1), flush=True)
+        return int(Exit.DONE)
+    from training.monitor import live, terminal
+
+    if chosen.once:
+        width, height = terminal.size()
+        if not on_terminal:
+            width, height = _variable("COLUMNS", 80), _variable("LINES", 24)
+        view = screen.View(width, height - on_terminal, ascii_only=ascii_only)
+        terminal.print_screen(_screen(_only_look(source), view))
+        return int(Exit.DONE)
+    follow = chosen.follow_exit
+    if chosen.prometheus and not on_terminal and not follow:
+        from training.monitor import prometheus
+
+        prometheus.serve(_reader(chosen, source), chosen.prometheus, chosen.interval_s)
+        return int(Exit.DONE)
+    with _exported(chosen):
+        if on_terminal and os.environ.get("TERM", "dumb") != "dumb":
+            seen = live.Live(source, chosen.interval_s, ascii_only=ascii_only, follow_exit=follow)
+            if isinstance(source, state.Watch) and chosen.run is None and chosen.log is None:
+                seen.newer = _newer
+            return seen.go()
+        last = live.lines(source, chosen.interval_s, ascii_only=ascii_only, follow_exit=follow)
+        return live.status(last) if follow else int(Exit.DONE)
+
+
+def _only_look(source: Source) -> State:
+    return source.read_all() if isinstance(source, state.Watch) else source.read()
+
+
+def _screen(seen: State, view: screen.View) -> list[str]:
+    if "runs" not in seen:
+        return screen.screen(seen, view)
+    from training.monitor import fleet
+
+    return fleet.screen(seen, view)
+
+
+def _reader(chosen: Options, source: Source) -> Callable[[], list[State]]:
+    """A look at what is to be told now: the newest run is not always the same one."""
+    shown = source
+
+    def read() -> list[State]:
+        nonlocal shown
+        if isinstance(shown, state.Watch) and chosen.run is None and chosen.log is None:
+            shown = _newer(shown) or shown
+        seen = shown.read()
+        return [*seen["runs"], seen] if "runs" in seen else [seen]  # the machine too: the last look at a run may be old
+
+    return read
+
+
+def _newer(shown: Source) -> state.Watch | None:
+    """The newest run, when it is another one."""
+    assert isinstance(shown, state.Watch)
+    run = runs.newest(shown.run.path.parent)
+    return state.Watch(run) if run and run.path != shown.run.path else None
+
+
+@contextlib.contextmanager
+def _exported(chosen: Options) -> Iterator[None]:
+    """With --prometheus, an exporter beside the screen. It looks for itself: a key must not change what is told. Raises UserError."""
+    if chosen.prometheus is None:
+        yield
+        return
+    from training.monitor.prometheus import Exporter
+
+    exporter = Exporter(chosen.prometheus, _reader(chosen, _source(chosen)), chosen.interval_s)
+    exporter.start()
+    try:
+        yield
+    finally:
+        exporter.close()
 
 
 def _variable(name: str, otherwise: int) -> int:
@@ -53,4 +143,6 @@ def _variable(name: str, otherwise: int) -> int:
 
 
 if __name__ == "__main__":
+    if sys.stdout is not None and not sys.stdout.isatty():
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` ends us without a word
     sys.exit(main(sys.argv[1:]))

@@ -13,6 +13,7 @@ import unicodedata
 # A line is a list of (text, style), so that its width can be told before colours are in it.
 Line = list[tuple[str, str]]
 STYLES = {"bold": "1", "dim": "2", "good": "32", "warn": "33", "bad": "1;31", "info": "36"}
+SMALL = 0.01  # below it four places behind the point are too few
 LEVELS = "▁▂▃▄▅▆▇█"
 _ASCII = str.maketrans("▁▂▃▄▅▆▇█░│·…→≥×–°", "__..::##-||~>>x- ")
 _ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
@@ -52,9 +53,46 @@ def cut(text: str, width: int) -> str:
 
 def cut_left(text: str, width: int) -> str:
     """The end of a path, which tells more than its beginning."""
-    while cells(text) > width > 0:
-        text = "…" + text.removeprefix("…")[1:]
-    return text
+    if cells(text) <= width or width < 1:
+        return text
+    end = text[-width:]  # a character takes a cell at least, but for marks that are put on another
+    while cells(end) > width - 1:
+        end = end[1:]
+    return "…" + end
+
+
+def cut_middle(text: str, width: int) -> str:
+    """Of names that differ at their end: the beginning is short, the end is whole."""
+    if cells(text) <= width or width < 5:
+        return cut(text, width)
+    begin = cut(text, width // 3).removesuffix("…")
+    return begin + cut_left(text, width - cells(begin))
+
+
+def wrap(line: Line, width: int, indent: int = 0) -> list[Line]:
+    """The line in as many rows as it takes, broken between words where that is possible; all but the first are indented."""
+    indent = indent if width > 4 * indent else 0
+    rows: list[Line] = [[]]
+    room = width
+    words = [(word, style) for text, style in line for word in re.findall(r" +|[^ ]+", text)]
+    for whole, style in words:
+        word = whole
+        while cells(word) > room and not word.isspace():
+            fits = cells(word) <= width - indent
+            if not fits and room >= 8:  # longer than any row: as much as there is room for
+                part = cut(word, room + 1).removesuffix("…")
+                rows[-1].append((part, style))
+                word = word[len(part) :]
+            elif not fits and room == width - indent:  # a row of less than 8 cells
+                part = word[:1]
+                rows[-1].append((part, style))
+                word = word[1:]
+            rows.append([(" " * indent, "")])
+            room = width - indent
+        if cells(word) <= room:
+            rows[-1].append((word, style))
+            room -= cells(word)
+    return rows
 
 
 def width_of(line: Line) -> int:
@@ -96,6 +134,27 @@ def flow(items: list[Line], width: int, rows: int, gap: str = "   ") -> list[Lin
             used = 0
         lines[-1] += ([(gap, "")] if used else []) + item
     return lines if lines[0] else []
+
+
+def beside(left: list[Line], right: list[Line], left_width: int, gap: int) -> list[Line]:
+    """Two blocks next to each other."""
+    lines: list[Line] = []
+    for row in range(max(len(left), len(right))):
+        first = fit(left[row] if row < len(left) else [], left_width)
+        lines.append([*first, (" " * gap, ""), *(right[row] if row < len(right) else [])])
+    return lines
+
+
+def fit(line: Line, width: int) -> Line:
+    """The line in exactly so many cells."""
+    out: Line = []
+    for text, style in line:
+        piece = cut(text, width)
+        width -= cells(piece)
+        out.append((piece, style))
+        if width <= 0:
+            return out
+    return [*out, (" " * width, "")]
 
 
 def bar(share: float, width: int) -> str:
@@ -146,17 +205,23 @@ def clock(unix_s: float | None, form: str = "%H:%M:%S") -> str:
 
 
 def count(value: float | None) -> str:
-    """38,500 · 1.23 M · 4.56 G"""
+    """3.27 · 38,500 · 1.23 M · 4.56 G"""
     if value is None or not math.isfinite(value):
         return "-"
     for unit, size in (("G", 1e9), ("M", 1e6)):
         if abs(value) >= size:
             return f"{value / size:.2f} {unit}"
-    return f"{value:,.0f}"
+    return amount(value)
 
 
-def decimal(value: float | None, form: str = ".4f") -> str:
-    return "-" if value is None else format(value, form)
+def amount(value: float) -> str:
+    """12,346 · 3.27: a small one with what stands behind the point."""
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def decimal(value: float | None, form: str = "") -> str:
+    """Four places behind the point, of a small value three digits."""
+    return "-" if value is None else format(value, form or (".3g" if 0 < abs(value) < SMALL else ".4f"))
 
 
 def milliseconds(value: float | None) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from pathlib import Path
+from typing import Any
 
-from training.monitor.records import Record, Tail, number, whole
+from training.monitor import naming
+from training.monitor.records import Record, Tail, items, number, whole
 
-SPEED_STEPS = 100  # step time and tokens/s are those of so many last steps
+SPEED_STEPS = 100  # step time and speed are those of so many last steps
 RATE_STEPS = 1000  # the time left follows from so many, evaluations and checkpoints among them
 CURVE_POINTS = 4096
 
@@ -17,14 +19,14 @@ class History:
     """A resumed run repeats steps: what comes later in the file wins, and what it overtakes is forgotten."""
 
     def __init__(self, path: Path) -> None:
-        self._tail = Tail(path, keep=b'"val_bpb"')
+        self._tail = Tail(path, keep=b'"val_')
         self._clear()
 
     def _clear(self) -> None:
         self.last: Record = {}
         self.evaluations: dict[int, Record] = {}
         self._window: deque[Record] = deque(maxlen=RATE_STEPS)
-        self._curve: list[tuple[int, float]] = []
+        self._curve: list[tuple[int, float, float]] = []  # step, loss, tokens or samples per second
 
     def update(self) -> None:
         records, fresh = self._tail.read()
@@ -32,14 +34,26 @@ class History:
             self._clear()
         for record in records:
             self._add(record)
+        if not fresh:  # the first look has enough to do
+            self._add_earlier()
         while len(self._curve) > CURVE_POINTS:
             del self._curve[1::2]
+
+    def _add_earlier(self) -> None:
+        for record in self._tail.earlier():
+            if (step := whole(record.get("step"))) is not None:
+                self.evaluations.setdefault(step, record)
+
+    def complete(self) -> None:
+        """Find every evaluation of a very long file, however long it takes."""
+        while not self._tail.searched:
+            self._add_earlier()
 
     def _add(self, record: Record) -> None:
         step = whole(record.get("step"))
         if step is None:
             return
-        if "val_loss" in record or "val_bpb" in record:
+        if any(key.startswith(naming.EVALUATION) for key in record):
             self.evaluations[step] = record
             return
         if self.last and step <= self.last["step"]:
@@ -51,20 +65,47 @@ class History:
         self.last = record
         self._window.append(record)
         if (loss := number(record.get("loss"))) is not None:
-            self._curve.append((step, loss))
+            speed = naming.speed(record)
+            self._curve.append((step, loss, math.nan if speed is None else speed))
 
-    def best(self) -> tuple[int, float] | None:
-        """(step, bits per byte) of the best evaluation."""
-        scores = [(s, v) for s, r in self.evaluations.items() if (v := number(r.get("val_bpb"))) is not None and math.isfinite(v)]
-        return min(scores, key=lambda pair: pair[1]) if scores else None
-
-    def newest_evaluation(self) -> Record:
-        return self.evaluations[max(self.evaluations)] if self.evaluations else {}
+    def evaluation(self) -> dict[str, Any]:
+        """The figure that evaluations are compared by: its name, the newest value, the best one."""
+        newest = self.evaluations[max(self.evaluations)] if self.evaluations else {}
+        names = naming.scores(newest)
+        if not names:
+            return dict.fromkeys(("eval_name", "eval_unit", "eval_last", "eval_best", "eval_best_step"))
+        name = names[0]
+        scores = [(v, s) for s, r in self.evaluations.items() if (v := number(r.get(name))) is not None and math.isfinite(v)]
+        choose = max if naming.higher_is_better(name) else min
+        best = choose(scores, key=lambda pair: pair[0]) if scores else (None, None)
+        return {
+            "eval_name": name,
+            "eval_unit": naming.score_unit(name),
+            "eval_last": number(newest.get(name)),
+            "eval_best": best[0],
+            "eval_best_step": best[1],
+        }
 
     def of_last_steps(self, key: str) -> list[float]:
         """Sorted values of the last SPEED_STEPS steps."""
         values = (number(r.get(key)) for r in list(self._window)[-SPEED_STEPS:])
         return sorted(v for v in values if v is not None and math.isfinite(v))
+
+    def measured(self, since: float) -> int:
+        """Steps of this start among the last SPEED_STEPS, without the first ones, which pay for warm-up."""
+        times = [number(r.get("time")) for r in list(self._window)[-SPEED_STEPS:]]
+        return sum(t is not None and t >= since for t in times)
+
+    def of_ranks(self, key: str) -> list[float | None]:
+        """The median over the last SPEED_STEPS steps of a list with a value for each rank."""
+        columns: list[list[float]] = []
+        for record in list(self._window)[-SPEED_STEPS:]:
+            for rank, value in enumerate(items(record.get(key))):
+                if rank == len(columns):
+                    columns.append([])
+                if (known := number(value)) is not None and math.isfinite(known):
+                    columns[rank].append(known)
+        return [median(sorted(column)) for column in columns]
 
     def seconds_per_step(self, since: float) -> float | None:
         """By the clock, everything between the steps included; `since`: when this start of the run began."""
@@ -75,19 +116,28 @@ class History:
 
     def curve(self, points: int) -> list[tuple[int, float]]:
         """At most `points` (last step, mean loss) over equal stretches of steps; NaN where any loss of a stretch is."""
-        if len(self._curve) <= points:
-            return list(self._curve)
-        first, span = self._curve[0][0], self._curve[-1][0] - self._curve[0][0] + 1
-        out: list[tuple[int, float]] = []
-        group: list[float] = []
-        for i, (step, loss) in enumerate(self._curve):
-            group.append(loss)
-            following = self._curve[i + 1][0] if i + 1 < len(self._curve) else first + span
-            if (following - first) * points // span != (step - first) * points // span:
-                mean = sum(group) / len(group)
-                out.append((step, mean if math.isfinite(mean) else math.nan))
-                group = []
-        return out
+        return thin([(step, loss) for step, loss, _ in self._curve], points)
+
+    def speed_curve(self, points: int) -> list[tuple[int, float]]:
+        """The same of tokens or samples per second."""
+        return thin([(step, speed) for step, _, speed in self._curve if math.isfinite(speed)], points)
+
+
+def thin(values: list[tuple[int, float]], points: int) -> list[tuple[int, float]]:
+    """At most `points` (last step, mean) over equal stretches of steps; NaN where any value of a stretch is."""
+    if len(values) <= points:
+        return values
+    first, span = values[0][0], values[-1][0] - values[0][0] + 1
+    out: list[tuple[int, float]] = []
+    group: list[float] = []
+    for i, (step, value) in enumerate(values):
+        group.append(value)
+        following = values[i + 1][0] if i + 1 < len(values) else first + span
+        if (following - first) * points // span != (step - first) * points // span:
+            mean = sum(group) / len(group)
+            out.append((step, mean if math.isfinite(mean) else math.nan))
+            group = []
+    return out
 
 
 def median(values: list[float]) -> float | None:

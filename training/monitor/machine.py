@@ -112,6 +112,29 @@ class Gpus:
             self._answer = gpus.Machine((), f"the NVIDIA driver does not answer: {error}")
 
 
+class Shared:
+    """One look at the machine, also for several watches: what is younger than `hold_s` is told again."""
+
+    def __init__(self, hold_s: float = 0.0) -> None:
+        self._host, self._gpus, self._hold_s = Host(), Gpus(), hold_s
+        self._known: tuple[gpus.Machine, dict[str, Any]] | None = None
+        self._at = 0.0
+
+    def ask(self) -> None:
+        if not self._fresh():
+            self._gpus.ask()
+
+    def answer(self, patience_s: float, folder: Path) -> tuple[gpus.Machine, dict[str, Any]]:
+        """(GPUs, CPU and memory and the disk of this folder)."""
+        if self._known is None or not self._fresh():
+            self._known = self._gpus.answer(patience_s), self._host.look(folder)
+            self._at = time.monotonic()
+        return self._known
+
+    def _fresh(self) -> bool:
+        return self._known is not None and time.monotonic() - self._at < self._hold_s
+
+
 def gpu_records(machine: gpus.Machine, family: set[int], planned: set[str]) -> list[dict[str, Any]]:
     """GPUs as plain dicts; `family`: pids of the run, `planned`: uuids of its GPUs."""
     return [
@@ -125,6 +148,9 @@ def gpu_records(machine: gpus.Machine, family: set[int], planned: set[str]) -> l
             "memory_total_bytes": gpu.total_bytes,
             "temperature_c": gpu.temperature_c,
             "power_w": gpu.power_w,
+            "power_limit_w": gpu.power_limit_w,
+            "fan_percent": gpu.fan_percent,
+            "throttle_reasons": None if gpu.slowdowns is None else list(gpu.slowdowns),
             "processes": [
                 {"pid": p.pid, "user": p.user, "command": p.command, "used_bytes": p.used_bytes, "this_run": belongs(p.pid, family)}
                 for p in gpu.processes

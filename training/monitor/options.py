@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from training import rundir
+from training import runs
 from training.errors import Problem, UserError
 from training.rundir import RunDir
+from training.runs import FIRST_RUN, Asker
 
-ROOT = Path(__file__).resolve().parents[2]
-EXPERIMENTS, LOGS = "experiments", "logs"
+LOGS = "logs"
 COMMAND = "./monitor_training.sh"
-FIRST_RUN = "./train_dual_gpu.sh configs/dual_gpu/quickstart.py"
-TAKES_VALUE = {"log": True, "run": True, "interval": True, "once": False, "json": False, "ascii": False, "help": False}
+ASKER = Asker("--run", f"{COMMAND} --run=", COMMAND)
+TAKES_VALUE = {"log": True, "run": True, "all": False, "interval": True, "once": False, "json": False, "follow-exit": False}
+TAKES_VALUE |= {"prometheus": True, "ascii": False, "help": False}
 INTERVAL_S = (0.2, 3600.0)
+SEARCHED_BYTES = 1 << 20
 _RUN_LINE = re.compile(rb"\[INFO\] \d{4}-\d\d-\d\d \d\d:\d\d:\d\d run directory: (.+)")
 
 
@@ -27,9 +30,12 @@ class Options:
 
     log: str | None = None
     run: str | None = None
+    all: bool = False
     interval_s: float = 3.0
     once: bool = False
     json: bool = False
+    follow_exit: bool = False
+    prometheus: int | None = None  # a port
     ascii: bool = False
     help: bool = False
     problems: list[Problem] = field(default_factory=list)
@@ -47,7 +53,7 @@ def parse(argv: list[str]) -> Options:
             options.problems.append(Problem(f"{word!r} is no flag", "flags only", [f"{COMMAND} --{flag}={shlex.quote(word)}"]))
             continue
         typed, equals, value = word.lstrip("-").partition("=")
-        name = typed.replace("-", "_")
+        name = typed.replace("_", "-")
         if name not in TAKES_VALUE or not word.startswith("--"):
             if not equals and rest and not rest[0].startswith("-"):
                 equals, value = "=", rest.pop(0)
@@ -61,12 +67,30 @@ def parse(argv: list[str]) -> Options:
             options.problems.append(Problem(f"--{typed} has the value {value!r}", "no value", [f"{COMMAND} --{typed}"]))
         else:
             options.problems.append(Problem(f"--{typed} has no value", f"--{typed}=VALUE"))
-    if options.log is not None and options.run is not None:
-        fixes = [f"{COMMAND} --{n}={shlex.quote(v)}" for n, v in (("run", options.run), ("log", options.log))]
-        options.problems.append(Problem("--log and --run are both given", "one of them", fixes))
+    options.problems += _contradictions(options)
     if options.problems:
         raise UserError(options.problems)
     return options
+
+
+def _contradictions(options: Options) -> list[Problem]:
+    problems = []
+    named = [(n, v) for n, v in (("run", options.run), ("log", options.log)) if v is not None]
+    if len(named) == 2:
+        problems.append(Problem("--log and --run are both given", "one of them", [f"{COMMAND} --{n}={shlex.quote(v)}" for n, v in named]))
+    if options.all and named:
+        fixes = [f"{COMMAND} --all", *(f"{COMMAND} --{n}={shlex.quote(v)}" for n, v in named)]
+        problems.append(Problem(f"--all shows every run, --{named[0][0]} a single one", "one of them", fixes))
+    if options.follow_exit and (options.once or options.json or options.all):
+        other = "once" if options.once else "json" if options.json else "all"
+        why = "which run's end counts is not known" if options.all else "it looks only once"
+        fixes = [f"{COMMAND} --follow-exit", f"{COMMAND} --{other}"]
+        problems.append(Problem(f"--follow-exit waits for the end of one run; with --{other} {why}", "one of them", fixes))
+    if options.prometheus and (options.once or options.json):
+        other = "once" if options.once else "json"
+        fixes = [f"{COMMAND} --prometheus={options.prometheus}", f"{COMMAND} --{other}"]
+        problems.append(Problem(f"--prometheus answers as long as it runs, --{other} looks only once", "one of them", fixes))
+    return problems
 
 
 def _unknown(flag: str, typed: str, value: str) -> Problem:
@@ -79,9 +103,18 @@ def _unknown(flag: str, typed: str, value: str) -> Problem:
 
 
 def _set(options: Options, name: str, value: str) -> None:
-    if name != "interval":
-        setattr(options, name, value if TAKES_VALUE[name] else True)
-        return
+    if name == "interval":
+        _set_interval(options, value)
+    elif name == "prometheus":
+        if value.isascii() and value.isdecimal() and 1 <= int(value) <= 65535:
+            options.prometheus = int(value)
+        else:
+            options.problems.append(Problem(f"--prometheus is {value!r}", "a port from 1 to 65535", [f"{COMMAND} --prometheus=9464"]))
+    else:
+        setattr(options, name.replace("-", "_"), value if TAKES_VALUE[name] else True)
+
+
+def _set_interval(options: Options, value: str) -> None:
     try:
         seconds = float(value)
     except ValueError:
@@ -94,72 +127,57 @@ def _set(options: Options, name: str, value: str) -> None:
         options.problems.append(Problem(f"--interval is {value!r}", allowed, [f"{COMMAND} --interval={nearest:g}"]))
 
 
-def find(options: Options, root: Path) -> tuple[RunDir, Path | None]:
-    """The run that is meant, and the log to show when one was named. Raises UserError."""
-    experiments = root / EXPERIMENTS
+def find(options: Options, root: Path) -> tuple[RunDir | None, Path | None]:
+    """The run that is meant, and the log to show when one was named; (None, log) for a log of another program. Raises UserError."""
+    experiments = root / runs.EXPERIMENTS
     if options.run is not None:
-        return _by_name(options.run, experiments), None
+        return runs.find(options.run, experiments, ASKER), None
     if options.log is not None:
-        return _by_log(Path(options.log).expanduser(), experiments), Path(options.log).expanduser().absolute()
-    run = _newest(experiments)
-    if run is None:
-        raise UserError(
-            Problem(f"there is no run in {experiments} yet", "a run to look at", [FIRST_RUN, f"{COMMAND} --run=/another/folder/RUN"])
-        )
-    return run, None
+        log = runs.path_of(options.log)
+        return _by_log(log, experiments), log.absolute()
+    return runs.find(None, experiments, ASKER), None
 
 
-def _newest(experiments: Path) -> RunDir | None:
-    try:
-        return rundir.newest(experiments)
-    except OSError:  # removed while we looked
-        return None
-
-
-def _is_run(run: RunDir) -> bool:
-    """Whether anything of a run is there: a run that lost its plan can still be looked at."""
-    files = (run.plan, run.metrics, run.events, run.summary, run.failure, run.supervisor, run.heartbeats)
-    return any(os.path.exists(file) for file in files)
-
-
-def _by_name(wanted: str, experiments: Path) -> RunDir:
-    if "\0" not in wanted:
-        for path in (Path(wanted).expanduser(), experiments / wanted):
-            if _is_run(RunDir(path)):
-                return RunDir(path.absolute())
-    from training.config.flags import suggest
-
-    names = [plan.parent.name for plan in experiments.glob("*/plan.json")]
-    fixes = [f"{COMMAND} --run={shlex.quote(name)}" for name in suggest(wanted.rstrip("/").rsplit("/", 1)[-1], names)[:1]]
-    if _is_run(RunDir(Path(wanted).parent)):  # one of its files was named
-        fixes.insert(0, f"{COMMAND} --run={shlex.quote(str(Path(wanted).parent))}")
-    fixes.append(f"{COMMAND}   (the newest run)" if names else FIRST_RUN)
-    there = "a folder, but without anything of a run" if Path(wanted).is_dir() else "no run directory there"
-    raise UserError(Problem(f"--run is {wanted!r}: {there}", f"a run directory, or the name of a run in {experiments}", fixes))
-
-
-def _by_log(log: Path, experiments: Path) -> RunDir:
-    allowed = f"a log of our launchers: {LOGS}/<script>_<time>.log"
-    newest = f"{COMMAND}   (the newest run)" if _newest(experiments) else FIRST_RUN
+def _by_log(log: Path, experiments: Path) -> RunDir | None:
+    """The run that a log of our launchers names; None for any other log, and for one whose run is gone."""
+    allowed = "a log file: one of ours (logs/<script>_<time>.log), or of any other training"
+    latest = f"{COMMAND}   (the newest run)" if runs.newest(experiments) else FIRST_RUN
     said = f"--log is {str(log)!r}"
-    if not log.exists():
-        near = sorted(log.parent.glob("*.log"), key=os.path.getmtime)[-1:] if log.parent.is_dir() else []
-        raise UserError(Problem(f"{said}: no such file", allowed, [*(f"{COMMAND} --log={shlex.quote(str(n))}" for n in near), newest]))
+    if not os.path.exists(log):
+        near = _newest_log(log.parent)
+        raise UserError(Problem(f"{said}: no such file", allowed, [*(f"{COMMAND} --log={shlex.quote(str(n))}" for n in near), latest]))
     if not log.is_file():
-        raise UserError(Problem(f"{said}: not a file", allowed, [newest]))
+        fixes = [f"{COMMAND} --run={shlex.quote(str(log))}"] if runs.is_run(RunDir(log)) else []
+        raise UserError(Problem(f"{said}: not a file", allowed, [*fixes, latest]))
+    if runs.is_run(RunDir(log.parent)):  # a file of a run
+        return RunDir(log.parent)
     try:
-        content = log.read_bytes()
+        found = run_line(_ends(log))
     except OSError as error:
         raise UserError(Problem(f"{said}: {error.strerror}", allowed, [f"chmod u+r {shlex.quote(str(log))}"])) from None
-    found = run_line(content)
     if found is None:
-        why = "it is empty" if not content.strip() else "it has no line '[INFO] … run directory: …', so none of our launchers made it"
-        raise UserError(Problem(f"{said}: {why}", allowed, [f"{COMMAND} --run=DIR   (if you know the run directory)", newest]))
-    run = RunDir(log.parent / found)
-    if not _is_run(run):
-        moved = [f"{COMMAND} --run={run.name}"] if _is_run(RunDir(experiments / run.name)) else [newest]
-        raise UserError(Problem(f"{said}: its run directory {found} is not there", "a log whose run still exists", moved))
-    return run
+        return None
+    moved = RunDir(experiments / RunDir(found).name)
+    return next((run for run in (RunDir(log.parent / found), moved) if runs.is_run(run)), None)
+
+
+def _newest_log(folder: Path) -> list[Path]:
+    found = []
+    for path in folder.glob("*.log") if os.path.isdir(folder) else ():
+        with contextlib.suppress(OSError):  # a link that leads nowhere
+            found.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(found)[-1:]]
+
+
+def _ends(log: Path) -> bytes:
+    """The beginning and the end of a log: our launchers name their run among the first lines."""
+    with log.open("rb") as file:
+        begin = file.read(SEARCHED_BYTES)
+        size = os.fstat(file.fileno()).st_size
+        if size <= len(begin):
+            return begin
+        file.seek(max(len(begin), size - SEARCHED_BYTES))
+        return begin + b"\n" + file.read()
 
 
 def run_line(content: bytes) -> str | None:

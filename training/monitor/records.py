@@ -10,16 +10,19 @@ from typing import Any, BinaryIO
 from training import rundir
 
 Record = dict[str, Any]
-# More new bytes than WHOLE are not parsed line by line: 100 MB must not delay the first screen.
-WHOLE, END, BLOCK, SAMPLES = 1 << 19, 1 << 18, 1 << 22, 512
+# More new bytes than WHOLE are not parsed line by line, and of more than SEARCHED only a sample is looked at for now: a gigabyte
+# must not delay the first screen.
+WHOLE, END, BLOCK, SAMPLES, SEARCHED = 1 << 19, 1 << 18, 1 << 22, 512, 1 << 26
 
 
 class Tail:
-    """`keep`: every line with these bytes is parsed, also in a long file; of the others there only a sample and the end."""
+    """`keep`: every line with these bytes is parsed, also in a long file (of a very long one, by `earlier`); of the others there only
+    a sample and the end."""
 
     def __init__(self, path: Path, keep: bytes = b"") -> None:
         self.path, self.keep = path, keep
         self._offset, self._inode = 0, -1
+        self._unsearched = 0  # bytes at the beginning of which only a sample was looked at
 
     def read(self) -> tuple[list[Record], bool]:
         """New records in file order, and whether the file is another one than before (forget the earlier records)."""
@@ -28,17 +31,55 @@ class Tail:
                 facts = os.fstat(file.fileno())
                 fresh = facts.st_ino != self._inode or facts.st_size < self._offset
                 if fresh:
-                    self._offset, self._inode = 0, facts.st_ino
-                lines = self._skim(file, facts.st_size - END) if self.keep and facts.st_size - self._offset > WHOLE else []
+                    self._offset, self._inode, self._unsearched = 0, facts.st_ino, 0
+                lines = self._sample(file, facts.st_size - SEARCHED) if self.keep and facts.st_size - self._offset > 2 * SEARCHED else []
+                lines += self._skim(file, facts.st_size - END) if self.keep and facts.st_size - self._offset > WHOLE else []
                 file.seek(self._offset)
                 text = file.read()
         except OSError:  # not there yet, or no longer
-            fresh, self._offset, self._inode = self._inode != -1, 0, -1
+            fresh, self._offset, self._inode, self._unsearched = self._inode != -1, 0, -1, 0
             return [], fresh
         end = text.rfind(b"\n") + 1  # a cut last line waits until it is whole
         self._offset += end
         lines += text[:end].splitlines()
         return [r for r in map(parse, lines) if r is not None], fresh
+
+    def earlier(self) -> list[Record]:
+        """Records with `keep` out of the next piece that was not searched yet; the newest piece first, [] at the end."""
+        if not self._unsearched:
+            return []
+        start = max(0, self._unsearched - SEARCHED)
+        try:
+            with self.path.open("rb") as file:
+                file.seek(start)
+                text = file.read(self._unsearched - start)
+        except OSError:
+            text, start = b"", 0
+        begin = text.find(b"\n") + 1 if start else 0  # the line before belongs to the next piece
+        self._unsearched = start + begin if begin < len(text) else start
+        lines, place = [], text.find(self.keep, begin)
+        while place >= 0:
+            stop = text.find(b"\n", place)
+            lines.append(text[text.rfind(b"\n", 0, place) + 1 : stop if stop >= 0 else len(text)])
+            place = text.find(self.keep, stop) if stop >= 0 else -1
+        return [r for r in map(parse, lines) if r is not None]
+
+    @property
+    def searched(self) -> bool:
+        return not self._unsearched
+
+    def _sample(self, file: BinaryIO, until: int) -> list[bytes]:
+        """Whole lines at even distances from the offset to about `until`; the offset then stands at the start of the next line."""
+        lines: list[bytes] = []
+        for number in range(SAMPLES):
+            file.seek(self._offset + (until - self._offset) * number // SAMPLES)
+            if number:
+                file.readline(BLOCK)
+            lines.append(file.readline(BLOCK))
+        file.seek(until)
+        file.readline(BLOCK)
+        self._offset = self._unsearched = file.tell()
+        return lines
 
     def _skim(self, file: BinaryIO, until: int) -> list[bytes]:
         """Some of the lines from the offset up to about `until`; the offset then stands at the start of the next line."""
@@ -66,6 +107,13 @@ def read_object(path: Path) -> Record | None:
     try:
         return rundir.read_json(path)
     except RecursionError:
+        return None
+
+
+def mtime(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
         return None
 
 
@@ -102,13 +150,13 @@ def dig(value: Any, *keys: str) -> Any:
     return value
 
 
-def last_lines(path: Path | None, count: int) -> list[str]:
+def last_lines(path: Path | None, count: int, most_bytes: int = 1 << 14) -> list[str]:
     """The end of a text file; of an endless line, its end."""
     try:
         if path is None or not path.is_file():
             return []
         with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - (1 << 14)))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
             lines = file.read().decode("utf-8", "replace").split("\n")
     except OSError:
         return []

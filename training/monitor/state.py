@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from training import heartbeat, rundir
-from training.monitor import machine
+from training.monitor import alerts, machine, naming
 from training.monitor.history import History, median, percentile
-from training.monitor.records import Tail, dig, items, last_lines, number, read_object, text, whole
+from training.monitor.records import Tail, dig, items, last_lines, mtime, number, read_object, text, whole
 
-SCHEMA_VERSION = 1
-STARTING, RUNNING, FINISHED, FAILED, DIED = "starting", "running", "finished", "failed", "died"
-ENDED = (FINISHED, FAILED, DIED)
+SCHEMA_VERSION = 2
+STARTING, RUNNING, FINISHED, STOPPED, FAILED, DIED = "starting", "running", "finished", "stopped", "failed", "died"
+ENDED = (FINISHED, STOPPED, FAILED, DIED)
 STARTING_S = 60.0  # a start without any sign of a process for longer than this gets a word
 LATE_S = 30.0  # a heartbeat older than this is marked
 MTIME_SLACK_S = 0.05  # file times come from a coarser clock than time.time()
@@ -24,22 +25,37 @@ CURVE_POINTS, LOG_LINES, WARNINGS = 240, 20, 20
 State = dict[str, Any]
 
 
+class Source(Protocol):
+    """What can be looked at again and again: a run, a log, all runs. `patience_s`: how long the GPU driver may keep it waiting."""
+
+    def read(self, patience_s: float = GPU_PATIENCE_S) -> State: ...
+
+
 class Watch:
     """Looks at one run again and again; keeps what was read, so that a look costs only what is new."""
 
-    def __init__(self, run: rundir.RunDir, log: Path | None = None) -> None:
+    def __init__(self, run: rundir.RunDir, log: Path | None = None, shared: machine.Shared | None = None) -> None:
         self.run, self.log = run, log
         self._history, self._events = History(run.metrics), Tail(run.events)
         self._warnings: deque[dict[str, Any]] = deque(maxlen=WARNINGS)
         self._restarts: list[float] = []
-        self._host, self._gpus = machine.Host(), machine.Gpus()
+        self._warned = 0
+        self._total: int | None = None  # steps, as the newest start has said
+        self._epochs: int | None = None  # the same
+        self._machine = shared or machine.Shared()
+
+    def read_all(self) -> State:
+        """The only look: very long files are searched to their end."""
+        self._history.update()
+        self._history.complete()
+        return self.read()
 
     def read(self, patience_s: float = GPU_PATIENCE_S) -> State:
         """One look; `patience_s`: how long the GPU driver may keep it waiting."""
         now, run = time.time(), self.run
-        self._gpus.ask()
+        self._machine.ask()
         plan = read_object(run.plan)
-        since = number(dig(plan, "created")) or _mtime(run.plan) or 0.0
+        since = number(dig(plan, "created")) or mtime(run.plan) or 0.0
         # Processes first: what they wrote before they ended is then certainly in the files that are read below.
         supervisor = read_object(run.supervisor) or {}
         if (number(supervisor.get("started")) or 0.0) < since:  # of an earlier start of this run
@@ -47,63 +63,87 @@ class Watch:
         ranks = self._ranks(plan, supervisor, since)
         # Of torchrun's ranks it knows none, only torchrun: an entry without a rank.
         listed = [whole(supervisor.get("pid")), *(whole(dig(r, "pid")) for r in items(supervisor.get("ranks")))]
-        alive = [machine.alive(pid, _mtime(run.supervisor) or now) for pid in listed]
+        alive = [machine.alive(pid, mtime(run.supervisor) or now) for pid in listed]
         self._history.update()
         self._read_events()
 
         since = max([since, *self._restarts[-1:]])
-        summary, failure = (read_object(p) if (_mtime(p) or -1.0) + MTIME_SLACK_S >= since else None for p in (run.summary, run.failure))
+        summary, failure = (read_object(p) if (mtime(p) or -1.0) + MTIME_SLACK_S >= since else None for p in (run.summary, run.failure))
         state, reason = self._judge(plan, supervisor, ranks, any(alive), since, (summary, failure))
         for rank in ranks:
             rank["late"] = state in (STARTING, RUNNING) and (rank["beat_age_s"] or 0) > LATE_S and rank["phase"] != heartbeat.FINISHED
         started = number(dig(plan, "created")) or number(supervisor.get("started"))
-        ended = self._end(state, ranks) if state in ENDED else None
+        end = failure if state == FAILED or (state == STOPPED and not summary) else summary
+        ended = self._end(state, end, ranks) if state in ENDED else None
         log = self.log or (Path(name) if (name := text(dig(plan, "log_file"))) else None)
         family = {pid for pid in (*listed, *(r["pid"] for r in ranks)) if pid}
-        gpus = self._gpus.answer(patience_s)
+        gpus, host = self._machine.answer(patience_s, run.path)
         planned = {uuid for g in items(dig(plan, "gpus")) if (uuid := text(dig(g, "uuid")))}
-        return {
+        self._add_shares(ranks)
+        speed = naming.SPEEDS[naming.as_samples(naming.counted(self._history.last))]
+        seen: State = {
             "schema_version": SCHEMA_VERSION,
             "time_unix_s": now,
             "run": {
-                "name": text(dig(plan, "run_name")) or run.name,
+                "kind": "run",
+                "source": None,
+                "name": run.name,
                 "dir": str(run.path),
                 "script": text(dig(plan, "command", "script")),
+                "task": text(dig(plan, "task", "name")),
                 "ranks": whole(dig(plan, "ranks")) or len(ranks) or None,
                 "device": text(dig(plan, "device", "value")),
                 "precision": text(dig(plan, "precision", "value")),
                 "state": state,
                 "reason": reason,
+                "exit_code": whole(dig(end, "exit_code")) if ended else None,
                 "restarts": len(self._restarts),
+                "warnings": self._warned,
                 "started_unix_s": started,
                 "ended_unix_s": ended,
                 "supervisor_pid": whole(supervisor.get("pid")),
                 "supervisor_alive": alive[0] if supervisor else None,
             },
             "progress": self._progress(plan, state, since, (ended or now) - started if started else None),
-            "training": self._training(),
-            "loss_curve": {"points": [{"step": s, "loss_nats_per_token": v} for s, v in self._history.curve(CURVE_POINTS)]},
+            "training": self._training(since),
+            "loss_curve": {"points": [{"step": s, "loss": v} for s, v in self._history.curve(CURVE_POINTS)]},
+            "speed_curve": {"points": [{"step": s, speed: v} for s, v in self._history.speed_curve(CURVE_POINTS)]},
             "ranks": ranks,
             "gpus": machine.gpu_records(gpus, family, planned),
             "gpus_reason": gpus.reason,
-            "system": self._host.look(run.path),
+            "system": host,
             "warnings": list(self._warnings),
             "log": {"file": str(log) if log else None, "last_lines": last_lines(log, LOG_LINES)},
-            "checkpoint": self._checkpoint(summary),
-            "summary": summary if state == FINISHED else None,
+            "checkpoint": self._checkpoint(),
+            "summary": summary if end is summary and state in (FINISHED, STOPPED) else None,
             "failure": failure if state == FAILED else None,
         }
+        if alerts.no_step_s(seen) is not None:
+            seen["progress"]["eta_s"] = None  # nobody knows
+        return seen | {"alerts": alerts.of(seen)}
+
+    def _add_shares(self, ranks: list[dict[str, Any]]) -> None:
+        """What rank 0 recorded of every rank."""
+        own, memory = self._history.of_ranks("own_ms"), self._history.of_ranks("memory_bytes")
+        for rank in ranks:
+            number = rank["rank"]
+            rank["own_ms_median"] = own[number] if number < len(own) else None
+            rank["memory_bytes"] = memory[number] if number < len(memory) else None
 
     def _read_events(self) -> None:
         events, fresh = self._events.read()
         if fresh:
             self._warnings.clear()
             self._restarts.clear()
+            self._warned, self._total, self._epochs = 0, None, None
         for event in events:
             kind, said = event.get("event"), text(event.get("text"))
             if kind == "restart":
                 self._restarts.append(number(event.get("time")) or 0.0)
                 said = said or f"restarted after {text(event.get('cause')) or 'a failure'} at step {event.get('step')}"
+            self._warned += kind == "warning"
+            self._total = whole(event.get("total_steps")) or self._total
+            self._epochs = whole(event.get("epochs")) or self._epochs
             if kind in ("warning", "restart", "verdict", "given_up"):
                 self._warnings.append({"time_unix_s": number(event.get("time")), "text": said or str(kind)})
 
@@ -117,7 +157,7 @@ class Watch:
             beat, pid = beats.get(rank), pids.get(rank)
             if beat and pid is None:
                 pid = beat.pid
-            seen = _mtime(self.run.supervisor) if rank in pids else beat.wall_time if beat else None
+            seen = mtime(self.run.supervisor) if rank in pids else beat.wall_time if beat else None
             living = machine.alive(pid, seen or time.time())
             age = None
             if beat:  # the monotonic clock is that of one boot: of no use for a run before the last one
@@ -148,11 +188,14 @@ class Watch:
     ) -> tuple[str, str | None]:
         """The state, and why where that is not plain."""
         summary, failure = ends
-        if failure and (not summary or (_mtime(self.run.failure) or 0) >= (_mtime(self.run.summary) or 0)):
+        if failure and (not summary or (mtime(self.run.failure) or 0) >= (mtime(self.run.summary) or 0)):
+            if failure.get("kind") == rundir.ASKED:
+                return STOPPED, text(failure.get("summary"))
             where = f" on rank {failure['rank']}" if whole(failure.get("rank")) is not None else ""
             return FAILED, f"{text(failure.get('cause')) or 'unknown cause'}{where}: {text(failure.get('summary')) or 'no summary'}"
         if summary:
-            return FINISHED, text(summary.get("status"))
+            stopped = text(summary.get("status")) == STOPPED
+            return (STOPPED, f"on request; to go on: --resume={shlex.quote(self.run.name)}") if stopped else (FINISHED, None)
         if not self.run.path.is_dir():
             return DIED, "the run directory is gone"
         stepped = (number(self._history.last.get("time")) or -1.0) >= since
@@ -161,23 +204,25 @@ class Watch:
                 RUNNING if stepped or any(r["step"] for r in ranks) else STARTING
             ), None if plan else "plan.json is missing or not whole"
         if supervisor or any(r["pid"] for r in ranks):
+            again = f"; to go on: --resume={shlex.quote(self.run.name)}" if self._checkpoint() else ""
             who = f"the supervisor (pid {supervisor.get('pid')}) and every rank are" if supervisor else "every rank is"
-            return DIED, f"{who} gone, and nothing says how the run ended"
+            return DIED, f"{who} gone, and nothing says how the run ended{again}"
         if plan is None or stepped:
             return DIED, "nothing says which process it is" + ("" if plan else "; plan.json is missing or not whole")
         # Preparing a large corpus takes hours before there is any rank, so silence proves nothing.
         return STARTING, "no rank yet: preparing the data, or it never started (see the log)" if time.time() - since > STARTING_S else None
 
-    def _end(self, state: str, ranks: list[dict[str, Any]]) -> float | None:
-        """When an ended run ended; of a run that died, its last sign of life."""
-        if state in (FINISHED, FAILED):
-            return _mtime(self.run.summary if state == FINISHED else self.run.failure)
-        signs = [number(self._history.last.get("time")), _mtime(self.run.supervisor), *(r["beat_unix_s"] for r in ranks)]
+    def _end(self, state: str, end: State | None, ranks: list[dict[str, Any]]) -> float | None:
+        """When an ended run ended; of a run that died, its last sign of life. `end`: its last file, which may be a copy."""
+        if state != DIED:
+            of_failure = state == FAILED or not self.run.summary.exists()
+            return number(dig(end, "time")) or mtime(self.run.failure if of_failure else self.run.summary)
+        signs = [number(self._history.last.get("time")), mtime(self.run.supervisor), *(r["beat_unix_s"] for r in ranks)]
         return max((s for s in signs if s), default=None)
 
     def _progress(self, plan: State | None, state: str, since: float, elapsed: float | None) -> State:
         data = read_object(self.run.data)
-        total = whole(dig(data, "total_steps")) or whole(dig(plan, "config", "num_iterations")) or None
+        total = whole(dig(data, "total_steps")) or self._total or whole(dig(plan, "config", "num_iterations")) or None
         step = whole(self._history.last.get("step")) or 0
         pace = self._history.seconds_per_step(since)
         return {
@@ -185,40 +230,42 @@ class Watch:
             "total_steps": total,
             "percent": min(100.0, 100 * step / total) if total else None,
             "epoch": whole(self._history.last.get("epoch")),
-            "epochs": whole(dig(data, "epochs")),
-            "elapsed_s": max(0.0, elapsed) if elapsed is not None else None,
-            "eta_s": max(0, total - step) * pace if total and pace is not None and state == RUNNING else None,
+            "epochs": whole(dig(data, "epochs")) or self._epochs,
+            "elapsed_s": elapsed if elapsed is not None and elapsed >= 0 else None,
+            "eta_s": (total - step) * pace if total and step < total and pace is not None and state == RUNNING else None,
         }
 
-    def _training(self) -> State:
+    def _training(self, since: float) -> State:
         history, last = self._history, self._history.last
-        loss, best, times = number(last.get("loss")), history.best(), history.of_last_steps("step_ms")
+        unit = naming.counted(last)
+        kind = naming.as_samples(unit)
+        loss, times = number(last.get("loss")), history.of_last_steps("step_ms")
         return {
-            "loss_nats_per_token": loss,
+            "loss": loss,
+            "loss_unit": naming.loss_unit(last),
             "loss_is_finite": None if loss is None else math.isfinite(loss),
-            "val_bpb_last": number(history.newest_evaluation().get("val_bpb")),
-            "val_bpb_best": best[1] if best else None,
-            "val_bpb_best_step": best[0] if best else None,
+            **history.evaluation(),
             "lr": number(last.get("lr")),
             "grad_norm": number(last.get("grad_norm")),
-            "tokens": whole(last.get("tokens")),
-            "tokens_per_s": median(history.of_last_steps("tokens_per_s")),
+            "unit": unit,
+            **dict.fromkeys((*naming.COUNTED, *naming.SPEEDS.values())),
+            kind: naming.so_far(last),
+            naming.SPEEDS[kind]: median(history.of_last_steps(f"{unit}{naming.PER_S}")),
+            "mfu": median(history.of_last_steps("mfu")),
+            "memory_bytes": max((m for m in history.of_ranks("memory_bytes") if m is not None), default=None),
             "step_ms_median": median(times),
             "step_ms_p95": percentile(times, 95),
+            "steps_measured": history.measured(since),
             "last_step_unix_s": number(last.get("time")),
         }
 
-    def _checkpoint(self, summary: State | None) -> str | None:
+    def _checkpoint(self) -> State | None:
         """The newest one: folders named step_* are whole."""
         found = max(self.run.checkpoints.glob("step_*"), default=None)
-        return str(found) if found else text(dig(summary, "checkpoint"))
-
-
-def _mtime(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return None
+        if found is None:
+            return None
+        step = found.name.removeprefix("step_")
+        return {"path": str(found), "step": int(step) if step.isdecimal() else None, "time_unix_s": mtime(found)}
 
 
 def finite(value: Any) -> Any:

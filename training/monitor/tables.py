@@ -8,6 +8,10 @@ from training.monitor import draw
 from training.monitor.draw import Line
 from training.monitor.state import ENDED, State
 
+METER = 24  # cells
+NUMBERS_FROM = 90  # columns of a GPU table with room for the number of each rank
+SHARES_FROM = 75  # columns of a rank table with room for each rank's own time and memory
+
 
 def ranks(state: State, width: int, rows: int) -> list[Line]:
     """Late and dead ranks first when not all have room, and one line about the others."""
@@ -21,11 +25,15 @@ def ranks(state: State, width: int, rows: int) -> list[Line]:
     if len(every) + 1 > rows:
         urgent = sorted(every, key=lambda r: (not r["late"], r["alive"] is not False, -(r["beat_age_s"] or 0)))
         shown, others = sorted(urgent[: rows - 2], key=lambda r: r["rank"]), urgent[rows - 2 :]
-    lines: list[Line] = [[(f"RANK {'PID':>8} {'STEP':>8} {'LAST BEAT':>10}  DOING", "dim")]]
+    shares = width >= SHARES_FROM and any(r["own_ms_median"] is not None for r in every)
+    titles = f" {'OWN WORK':>9} {'MEMORY':>9}" if shares else ""
+    lines: list[Line] = [[(f"RANK {'PID':>8} {'STEP':>8}{titles} {'LAST BEAT':>10}  DOING", "dim")]]
     for r in shown:
         step = f"{r['step']:,}" if r["step"] is not None else "-"
-        line: Line = [(f"{r['rank']:>4} {r['pid'] or '-':>8} {step:>8} ", ""), (f"{_age(r, ended):>10}", "bad" if r["late"] else "")]
-        line.append(("  " + draw.clean(r["doing"] or "nothing heard yet"), "bad" if r["late"] else ""))
+        mine = f" {draw.milliseconds(r['own_ms_median']):>9} {draw.gib(r['memory_bytes']):>5} GiB" if shares else ""
+        line: Line = [(f"{r['rank']:>4} {r['pid'] or '-':>8} {step:>8}{mine} ", "")]
+        line.append((f"{_age(r, ended):>10}", "bad" if r["late"] else ""))
+        line.append(("  " + draw.clean(r["doing"] or ("-" if ended else "nothing heard yet")), "bad" if r["late"] else ""))
         if r["alive"] is False and not ended:
             line.append(("  process gone", "bad"))
         lines.append(line)
@@ -64,13 +72,15 @@ def gpus(state: State, width: int, rows: int) -> list[Line]:
     if len(every) + 1 > rows:
         first = sorted(every, key=lambda g: (not g["in_plan"], not any(p["this_run"] for p in g["processes"])))
         shown = sorted(first[: max(0, rows - 2)], key=lambda g: g["index"])
-    lines: list[Line] = [[(f"GPU {'NAME':<17} {'USE':>5} {'MEMORY GiB':>14} {'TEMP':>6} {'POWER':>6}  PROCESSES (* this run)", "dim")]]
+    titles = f"GPU {'NAME':<17} {'USE':>5} {'MEMORY GiB':>14} {'TEMP':>6} {'POWER':>6}  PROCESSES (* this run)"
+    lines: list[Line] = [[(titles, "dim")]]
     for g in shown:
         memory = f"{draw.gib(g['memory_used_bytes'])} / {draw.gib(g['memory_total_bytes'])}"
-        name = draw.cut(draw.clean(g["name"]).removeprefix("NVIDIA ").removeprefix("GeForce "), 17)
-        line: Line = [(f"{g['index']:>2}{'*' if g['in_plan'] else ' '} {name:<17} {_unit(g['use_percent'], ' %'):>5} ", "")]
-        line += [(f"{memory:>14} ", _memory_style(g)), (f"{_unit(g['temperature_c'], ' °C'):>6} {_unit(g['power_w'], ' W'):>6}  ", "")]
-        line += _processes(g["processes"])
+        line: Line = [(f"{g['index']:>2}{'*' if g['in_plan'] else ' '} {short_name(g):<17} {unit(g['use_percent'], ' %'):>5} ", "")]
+        line.append((f"{memory:>14} ", _memory_style(g)))
+        line.append((f"{unit(g['temperature_c'], ' °C'):>6} {unit(g['power_w'], ' W'):>6}  ", "warn" if g["throttle_reasons"] else ""))
+        line += processes(g["processes"], state["ranks"] if width >= NUMBERS_FROM else [])
+        line += [(("  " if g["processes"] else "") + "slowed down", "bad")] if g["throttle_reasons"] else []
         lines.append(line)
     if shown is not every:
         used = [g["use_percent"] for g in every if g["use_percent"] is not None]
@@ -79,7 +89,41 @@ def gpus(state: State, width: int, rows: int) -> list[Line]:
     return lines
 
 
-def _unit(value: float | None, unit: str) -> str:
+def gpu_details(gpu: dict[str, Any], ranks: list[dict[str, Any]]) -> list[Line]:
+    """One GPU, everything that is known of it."""
+    memory = f"{draw.gib(gpu['memory_used_bytes'])} of {draw.gib(gpu['memory_total_bytes'])} GiB"
+    used, total = gpu["memory_used_bytes"], gpu["memory_total_bytes"]
+    share = None if used is None or not total else used / total
+    power = unit(gpu["power_w"], " W") + (f" of {gpu['power_limit_w']:.0f} W" if gpu["power_limit_w"] is not None else "")
+    limit = gpu["power_limit_w"] and gpu["power_w"] is not None
+    title = f"GPU {gpu['index']}  {draw.clean(gpu['name'])}"
+    lines: list[Line] = [
+        [(title, "bold"), ("  of this run's plan" if gpu["in_plan"] else "", "good"), (f"  {draw.clean(gpu['uuid'])}", "dim")]
+    ]
+    lines.append(_meter("use", None if gpu["use_percent"] is None else gpu["use_percent"] / 100, unit(gpu["use_percent"], " %")))
+    lines.append(_meter("memory", share, memory))
+    lines.append(_meter("power", gpu["power_w"] / gpu["power_limit_w"] if limit else None, power))
+    lines.append([(f"  {'temperature':<12} {unit(gpu['temperature_c'], ' °C')}   fan {unit(gpu['fan_percent'], ' %')}", "")])
+    slow = gpu["throttle_reasons"]
+    lines.append([(f"  {'clocks':<12} ", ""), ("-" if slow is None else ", ".join(slow) or "not slowed down", "bad" if slow else "")])
+    numbers = {r["pid"]: r["rank"] for r in ranks}
+    for p in sorted(gpu["processes"], key=lambda p: not p["this_run"]):
+        who = f"rank {numbers[p['pid']]}" if p["pid"] in numbers else "this run" if p["this_run"] else f"stranger: {draw.clean(p['user'])}"
+        used_words = "-" if p["used_bytes"] is None else f"{draw.gib(p['used_bytes'])} GiB"
+        words = f"  {'process':<12} {p['pid']:>8}  {used_words:>9}  {who}  {draw.clean(p['command'])}"
+        lines.append([(words, "good" if p["this_run"] else "warn")])
+    return lines
+
+
+def _meter(name: str, share: float | None, words: str) -> Line:
+    return [(f"  {name:<12} ", ""), (draw.bar(share, METER), "good") if share is not None else (" " * METER, ""), (f"  {words}", "")]
+
+
+def short_name(gpu: dict[str, Any]) -> str:
+    return draw.cut(draw.clean(gpu["name"]).removeprefix("NVIDIA ").removeprefix("GeForce "), 17)
+
+
+def unit(value: float | None, unit: str) -> str:
     return "-" if value is None else f"{value:.0f}{unit}"
 
 
@@ -88,10 +132,13 @@ def _memory_style(gpu: dict[str, Any]) -> str:
     return "warn" if used is not None and total and used > 0.97 * total else ""
 
 
-def _processes(processes: list[dict[str, Any]]) -> Line:
+def processes(every: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> Line:
+    """Those of the run first, a rank with its number."""
     line: Line = []
-    for p in sorted(processes, key=lambda p: not p["this_run"]):
-        owner = "*" if p["this_run"] else f"{draw.clean(p['user'])} " if p["user"] != "-" else ""
+    numbers = {r["pid"]: r["rank"] for r in ranks}
+    for p in sorted(every, key=lambda p: not p["this_run"]):
+        rank = f"rank {numbers[p['pid']]} " if p["pid"] in numbers else ""
+        owner = f"*{rank}" if p["this_run"] else f"{draw.clean(p['user'])} " if p["user"] != "-" else ""
         memory = f" {draw.gib(p['used_bytes'])}" if p["used_bytes"] is not None else ""
         line.append((("" if not line else ", ") + f"{owner}{p['pid']}{memory}", "good" if p["this_run"] else "warn"))
     return line

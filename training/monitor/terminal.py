@@ -1,12 +1,13 @@
-"""The live view on a terminal: repaint, keys, signals. However it is left, the terminal is as it was before.
+"""The terminal itself: its modes, signals, keys, painting. However it is left, the terminal is as it was before.
 
-It draws on the alternate screen, so what stood on the terminal comes back; the last screen of an ended run stays below it.
+It draws on the alternate screen, so what stood on the terminal comes back.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import sys
@@ -15,64 +16,31 @@ import time
 import tty
 from types import FrameType, TracebackType
 
-from training.monitor import draw
-from training.monitor.screen import View, one_line, screen
-from training.monitor.state import ENDED, State, Watch
-
 # Before leaving, a new line at the bottom: a terminal without an alternate screen goes on below what was drawn.
 ENTER, LEAVE = "\x1b[?1049h\x1b[?25l\x1b[2J", "\x1b[999;1H\r\n\x1b[?25h\x1b[?1049l"
-# A supervisor that is still there after the end may be writing its last lines, or about to start the ranks again.
-LAST_WORDS_S, LAST_LOOKS_S = 2.0, 0.2
-# The first screen does not wait for a slow GPU driver, and has no CPU use yet: the second one comes soon.
-FIRST_PATIENCE_S, SECOND_LOOK_S = 0.05, 1.0
-NICE = 5  # the run's processes go first
+RESIZED, ESCAPE, UP, DOWN, PAGE_UP, PAGE_DOWN, HOME, END, RETURN = (
+    "resized",
+    "escape",
+    "up",
+    "down",
+    "page up",
+    "page down",
+    "home",
+    "end",
+    "return",
+)
+GIVE_UP_S = 1.0
+_SEQUENCES = {b"\x1b[A": UP, b"\x1bOA": UP, b"\x1b[B": DOWN, b"\x1bOB": DOWN, b"\x1b[5~": PAGE_UP, b"\x1b[6~": PAGE_DOWN}
+_SEQUENCES |= {b"\x1b[H": HOME, b"\x1bOH": HOME, b"\x1b[1~": HOME, b"\x1b[F": END, b"\x1bOF": END, b"\x1b[4~": END}
+_SEQUENCES |= {b"\x1b": ESCAPE, b"\r": RETURN, b"\n": RETURN, b" ": PAGE_DOWN, b"k": UP, b"j": DOWN}
+# One key: a control sequence (of the Linux console with a second bracket), a key of the keypad, Escape, a character.
+_KEY = re.compile(rb"\x1b\[\[?[0-?]*[ -/]*[@-~]|\x1bO[@-~]|\x1b(?=\x1b|$)|\x1b[^\[O]|[^\x1b]", re.DOTALL)
+_UNFINISHED = re.compile(rb"\x1b(?:\[\[?[0-?]*[ -/]*|O)?$")
+REST_OF_A_KEY_S = 0.1  # a sequence may come in pieces over a slow line; Escape by itself is followed by nothing
 
 
 class Quit(Exception):
-    """The user pressed q, or the terminal is gone."""
-
-
-def live(watch: Watch, interval_s: float, ascii_only: bool) -> None:
-    """Paint until the run has ended or the user leaves. Raises KeyboardInterrupt (Ctrl-C), SystemExit (TERM, HUP)."""
-    with contextlib.suppress(Quit):
-        state = watch.read(FIRST_PATIENCE_S)
-        ended: float | None = None  # when the end was first seen
-        with Terminal() as terminal:
-            terminal.paint(state, interval_s, ascii_only)
-            os.nice(NICE)
-            wait_s = min(interval_s, SECOND_LOOK_S)
-            while True:
-                ended = (ended or time.monotonic()) if state["run"]["state"] in ENDED else None
-                if ended and final(state, ended):
-                    break
-                until = time.monotonic() + (LAST_LOOKS_S if ended else wait_s)
-                while terminal.wait(until):
-                    terminal.paint(state, interval_s, ascii_only)
-                state, wait_s = watch.read(), interval_s
-                terminal.paint(state, interval_s, ascii_only)
-        # One row is left for the prompt.
-        width, height = size()
-        print_screen(screen(state, View(width, height - 1, terminal.colour, ascii_only)))
-
-
-def lines(watch: Watch, interval_s: float, ascii_only: bool) -> None:
-    """Output that is no terminal: one plain line a look."""
-    ended: float | None = None
-    while True:
-        state = watch.read()
-        ended = (ended or time.monotonic()) if state["run"]["state"] in ENDED else None
-        last = ended is not None and final(state, ended)
-        if last or not ended:
-            line = one_line(state)
-            print(draw.to_ascii(line) if ascii_only else line, flush=True)
-        if last:
-            return
-        time.sleep(LAST_LOOKS_S if ended else interval_s)
-
-
-def final(state: State, ended: float) -> bool:
-    """Whether nothing more is to come of a run whose end was first seen at `ended` (monotonic)."""
-    return not state["run"]["supervisor_alive"] or time.monotonic() - ended > LAST_WORDS_S
+    """The terminal is gone."""
 
 
 def print_screen(text: list[str]) -> None:
@@ -88,12 +56,22 @@ def size(fallback: tuple[int, int] = (80, 24)) -> tuple[int, int]:
     return columns or fallback[0], rows or fallback[1]
 
 
+def names_of(keys: bytes) -> list[str]:
+    """What was pressed: a name for keys that are no character, the lower-case character for others."""
+    return [_SEQUENCES.get(key) or key.decode("latin-1").lower() for key in _KEY.findall(keys)]
+
+
+def unfinished(keys: bytes) -> bool:
+    """Does it end in the middle of a key?"""
+    return _UNFINISHED.search(keys) is not None
+
+
 class Terminal:
     """No echo, no cursor, alternate screen; signals wake `wait`."""
 
     def __init__(self) -> None:
         self.colour = not os.environ.get("NO_COLOR")
-        self._keys = sys.stdin is not None and sys.stdin.isatty()
+        self.has_keys = sys.stdin is not None and sys.stdin.isatty()
         self._out = sys.stdout.fileno()
         self._modes: list[object] | None = None
         self._wake, self._wake_write = os.pipe()
@@ -123,14 +101,15 @@ class Terminal:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _take(self) -> None:
-        if self._keys:
+        if self.has_keys:
             self._modes = termios.tcgetattr(sys.stdin)
             tty.setcbreak(sys.stdin, termios.TCSANOW)  # single keys; Ctrl-C stays a signal
         self._write(ENTER)
 
     def _give_back(self) -> None:
         with contextlib.suppress(OSError):  # the terminal may be gone
-            self._write(LEAVE)
+            if select.select([], [self._out], [], GIVE_UP_S)[1]:  # or stopped by Ctrl-S, or behind a dead line
+                self._write(LEAVE)
         if self._modes is not None:
             with contextlib.suppress(termios.error):
                 termios.tcsetattr(sys.stdin, termios.TCSANOW, self._modes)  # type: ignore[arg-type]
@@ -147,10 +126,8 @@ class Terminal:
         while rest:
             rest = rest[os.write(self._out, rest) :]
 
-    def paint(self, state: State, interval_s: float, ascii_only: bool) -> None:
-        width, height = size()
-        footer = f"q leaves (the run goes on)   every {interval_s:g} s" if self._keys else f"Ctrl-C leaves   every {interval_s:g} s"
-        text = screen(state, View(width, height, self.colour, ascii_only, footer))
+    def paint(self, text: list[str]) -> None:
+        """Raises Quit."""
         # Each line at its own row and erased first: no scrolling, nothing old left, no line break at the last column.
         rows = "".join(f"\x1b[{row};1H\x1b[2K{line}" for row, line in enumerate(text, start=1))
         try:
@@ -158,23 +135,30 @@ class Terminal:
         except OSError:
             raise Quit from None
 
-    def wait(self, until: float) -> bool:
-        """Wait for that time; True when the screen must be painted again before. Raises Quit."""
+    def wait(self, until: float) -> list[str]:
+        """The next keys, RESIZED among them when a signal came; [] when the time has come. Raises Quit."""
         while (left := until - time.monotonic()) > 0:
-            watched = [self._wake, *([sys.stdin.fileno()] if self._keys else [])]
+            watched = [self._wake, *([sys.stdin.fileno()] if self.has_keys else [])]
             ready, _, _ = select.select(watched, [], [], left)
             if self._wake in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake, 512)
-                return True
+                return [RESIZED]
             if ready:
-                try:
-                    keys = os.read(sys.stdin.fileno(), 64)
-                except OSError:
-                    keys = b""
-                if not keys or b"q" in keys.lower():
-                    raise Quit
-        return False
+                keys = self._read()
+                while unfinished(keys) and select.select([sys.stdin.fileno()], [], [], REST_OF_A_KEY_S)[0]:
+                    keys += self._read()
+                return names_of(keys)
+        return []
+
+    def _read(self) -> bytes:
+        try:
+            keys = os.read(sys.stdin.fileno(), 1024)
+        except OSError:
+            keys = b""
+        if not keys:
+            raise Quit
+        return keys
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

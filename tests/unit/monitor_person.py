@@ -1,0 +1,57 @@
+"""A person at a real pseudo-terminal, watching a run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import pexpect
+import pyte
+
+from tests.unit.monitor_runs import COMMAND, PATIENCE_S
+
+
+class Person:
+    """Sits at a terminal of 80 × 24 and sees what a person would see."""
+
+    def __init__(self, *argv: str, rows: int = 24, columns: int = 80, command: str = COMMAND, **environ: str) -> None:
+        self.screen = pyte.Screen(columns, rows)
+        self.stream = pyte.ByteStream(self.screen)
+        self.raw = b""
+        clean = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm-256color"} | environ
+        self.child = pexpect.spawn(command, list(argv), dimensions=(rows, columns), env=clean)
+
+    @property
+    def sees(self) -> str:
+        return "\n".join(self.screen.display)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        limit = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < limit, f"not seen in time:\n{self.sees}"
+            try:
+                chunk = self.child.read_nonblocking(1 << 16, timeout=0.1)
+            except pexpect.TIMEOUT:
+                continue
+            except pexpect.EOF:
+                assert condition(), f"ended before that was seen:\n{self.sees}"
+                return
+            self.raw += chunk
+            self.stream.feed(chunk)
+
+    def resize(self, rows: int, columns: int) -> None:
+        self.screen.resize(rows, columns)
+        self.child.setwinsize(rows, columns)
+
+    def left(self) -> tuple[int | None, int | None]:
+        """(exit status, signal) after the end of all output."""
+        while True:
+            try:
+                chunk = self.child.read_nonblocking(1 << 16, timeout=PATIENCE_S)
+            except pexpect.EOF:
+                break
+            self.raw += chunk
+            self.stream.feed(chunk)
+        self.child.close()
+        return self.child.exitstatus, self.child.signalstatus

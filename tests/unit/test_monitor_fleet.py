@@ -1,0 +1,121 @@
+"""All runs side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.monitor_person import Person
+from tests.unit.monitor_runs import Made, dead_pid, old
+from training.monitor import __main__ as monitor
+from training.monitor import draw, fleet
+from training.monitor.fleet import Fleet
+from training.monitor.screen import View
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A living run that is older than a finished and a failed one."""
+    monkeypatch.setattr("training.runs.ROOT", tmp_path)
+    experiments = tmp_path / "experiments"
+    living = Made(experiments / "living").supervisor(os.getpid()).steps(100).beats()
+    old(living.run.plan)
+    Made(experiments / "finished").supervisor(dead_pid()).steps(40).summary()
+    Made(experiments / "failed").supervisor(dead_pid()).steps(20).failure()
+    (experiments / "no run").mkdir()
+    return experiments
+
+
+def test_living_runs_come_first(runs: Path) -> None:
+    seen = Fleet(runs).read()
+    assert [(r["run"]["name"], r["run"]["state"]) for r in seen["runs"]] == [
+        ("living", "running"),
+        ("failed", "failed"),
+        ("finished", "finished"),
+    ]
+    assert seen["system"]["ram_total_bytes"] and seen["schema_version"] == seen["runs"][0]["schema_version"]
+
+
+def test_what_has_ended_is_looked_at_once_until_it_is_started_again(runs: Path) -> None:
+    every = Fleet(runs)
+    every.read()
+    old(runs / "finished" / "summary.json")
+    finished = Made(runs / "finished", age_s=0.0).supervisor(os.getpid())
+    os.utime(finished.run.plan)
+    names = {r["run"]["name"]: r["run"]["state"] for r in every.read()["runs"]}
+    assert names["finished"] in ("starting", "running") and names["failed"] == "failed"
+
+
+@pytest.mark.parametrize(("width", "height"), [(20, 4), (80, 24), (120, 40), (200, 50)])
+def test_the_table_fits(runs: Path, width: int, height: int) -> None:
+    lines = fleet.screen(Fleet(runs).read(), View(width, height, footer="q quit"))
+    assert len(lines) == height and max(map(len, lines)) <= width
+    if width >= 80:
+        row = next(line for line in lines if " living " in line)
+        assert re.search(r"living +RUNNING +100 +25 % +2\.1070 +2\.0000 +38,000 +0:30", row)
+        assert any("failed" in line and "FAILED" in line for line in lines)
+
+
+def test_more_runs_than_rows_follow_the_mark(tmp_path: Path) -> None:
+    for number in range(30):
+        Made(tmp_path / "experiments" / f"run {number:02}", age_s=1.0).supervisor(dead_pid()).summary()
+    seen = Fleet(tmp_path / "experiments").read()
+    for marked in (0, 15, 29):
+        shown = "\n".join(fleet.screen(seen, View(80, 16), marked))
+        assert f"> {seen['runs'][marked]['run']['name']}" in shown and "of 30" in shown
+
+
+def test_a_living_run_is_shown_however_old_it_is(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "MOST", 1)
+    every = Fleet(runs)
+    for _ in range(2):
+        seen = every.read()
+        assert [r["run"]["name"] for r in seen["runs"]] == ["living", "failed"] and seen["runs_there"] == 3
+    assert "3 runs, 1 alive, the newest 2 shown" in "\n".join(fleet.screen(seen, View(80, 24)))
+
+
+def test_wide_letters_and_names_that_differ_at_their_end(tmp_path: Path) -> None:
+    for name in ("图像恢复_五号", "quickstart_of_the_long_night_20261121_031906", "quickstart_of_the_long_night_20261121_032227"):
+        Made(tmp_path / "experiments" / name).supervisor(dead_pid()).steps(40).summary()
+    lines = fleet.screen(Fleet(tmp_path / "experiments").read(), View(80, 24))
+    rows = [line for line in lines if "FINISHED" in line]
+    assert len({draw.cells(row[: row.index("FINISHED")]) for row in rows}) == 1
+    assert any("031906" in row for row in rows) and any("032227" in row for row in rows)
+
+
+def test_json_and_lines(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert monitor.main(["--all", "--json"]) == 0
+    assert [r["run"]["name"] for r in json.loads(capsys.readouterr().out)["runs"]] == ["living", "failed", "finished"]
+    (runs / "living" / "supervisor.json").unlink()
+    for beat in (runs / "living" / "heartbeat").glob("*"):
+        beat.unlink()
+    assert monitor.main(["--all", "--interval=0.2"]) == 0  # nothing lives: one line, then the end
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_no_run_at_all_is_an_empty_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("training.runs.ROOT", tmp_path)
+    assert monitor.main(["--all", "--once"]) == 0
+    assert "0 runs, 0 alive" in capsys.readouterr().out
+
+
+def test_a_run_is_opened_and_left(tmp_path: Path, copied: Callable[[Path], Path], people: Callable[..., Person]) -> None:
+    command = copied(tmp_path / "project")
+    experiments = command.parent / "experiments"
+    Made(experiments / "first").supervisor(os.getpid()).steps(100).beats()
+    Made(experiments / "second").supervisor(dead_pid()).steps(20).summary()
+    person = people("--all", "--interval=0.2", command=str(command))
+    person.until(lambda: "> first" in person.sees and "2 runs, 1 alive" in person.sees)
+    person.child.send("\x1b[B")
+    person.until(lambda: "> second" in person.sees)
+    person.child.send("\r")
+    person.until(lambda: "Duet  second" in person.sees and "FINISHED" in person.sees)
+    person.child.send("\x1b")
+    person.until(lambda: "2 runs, 1 alive" in person.sees and "> second" in person.sees)  # still marked
+    person.child.send("q")
+    assert person.left() == (0, None)

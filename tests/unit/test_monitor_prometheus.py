@@ -1,0 +1,150 @@
+"""`--prometheus`: how the server answers, and how it lives and ends. Real requests, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+
+from tests.conftest import wait_until
+from tests.unit.metrics_told import RUN, Serving, exporters, get, told, value
+from tests.unit.monitor_runs import PATIENCE_S, ROOT, Made, look
+from training.errors import Exit, UserError
+from training.monitor.prometheus import HOST, Exporter
+from training.monitor.state import State
+
+_serving = pytest.fixture(exporters, name="serving")
+
+
+def test_many_scrapers_cost_one_look(made: Made, serving: Serving) -> None:
+    looks: list[int] = []
+
+    def read() -> list[State]:
+        looks.append(1)
+        return [look(made.run)]
+
+    patient, hasty = serving(read, 3600.0), serving(read, 0.0)
+    with ThreadPoolExecutor(16) as pool:
+        bodies = {body for _, _, body in pool.map(lambda n: get(patient), range(64))}
+    assert len(looks) == len(bodies) == 1
+    get(hasty), get(hasty)
+    assert len(looks) == 3
+
+
+def test_pages(made: Made, serving: Serving) -> None:
+    state = look(made.run)
+    state["run"]["name"] = "<script>alert(1)</script>"
+    exporter = serving(lambda: [state])
+    status, kind, body = get(exporter, "/")
+    assert (status, kind) == (200, "text/html; charset=utf-8") and 'href="/metrics"' in body
+    assert "<script>" not in body and "&lt;script&gt;alert(1)&lt;/script&gt;: starting" in body
+    assert [get(exporter, path)[0] for path in ("/metrics?x=1", "/nothing", "/metrics/..")] == [200, 404, 404]
+    assert get(exporter, method="HEAD")[::2] == (200, "") and get(exporter, method="POST")[0] == 501
+
+
+def test_no_other_machine_can_ask(serving: Serving) -> None:
+    port = serving().port
+    listening = {c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port}
+    assert listening == {"127.0.0.1"}
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port), timeout=PATIENCE_S)
+
+
+def test_a_look_that_fails_is_an_answer_too(made: Made, serving: Serving) -> None:
+    broken, said = True, []
+
+    def read() -> list[State]:
+        if broken:
+            raise RuntimeError("no such luck")
+        return [look(made.run)]
+
+    exporter = serving(read, 3600.0, said.append)
+    assert [get(exporter)[::2] for _ in range(2)] == [(500, "RuntimeError: no such luck\n")] * 2
+    broken = False
+    assert get(exporter)[0] == 200
+    assert len(said) == 1 and "no such luck" in said[0]
+
+
+def test_a_port_that_is_taken_names_who_has_it(serving: Serving) -> None:
+    first = serving()
+    with pytest.raises(UserError) as caught:
+        Exporter(first.port).start()
+    (problem,) = caught.value.problems
+    assert caught.value.code == Exit.RESOURCES
+    assert f"--prometheus={first.port}: the port is taken by pid {os.getpid()}" in problem.what
+    other = int(problem.fixes[0].rpartition("=")[2])
+    first.close()
+    first.close()
+    for port in (other, first.port):  # the advice works, and a port that was given back is free at once
+        exporter = Exporter(port)
+        exporter.start()
+        exporter.close()
+
+
+def test_without_the_package_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(UserError) as caught:
+        Exporter(0).start()
+    assert caught.value.code == Exit.RESOURCES and "prometheus-client" in caught.value.problems[0].what
+
+
+PROGRAM = """
+import sys
+from training.monitor import prometheus, state
+from training.rundir import RunDir
+watch = state.Watch(RunDir(sys.argv[1]))
+try:
+    prometheus.serve(lambda: [watch.read()], int(sys.argv[2]), 0.2)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_it_ends_when_told_to(made: Made, number: signal.Signals, status: int) -> None:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = probe.getsockname()[1]
+    argv = [sys.executable, "-c", PROGRAM, str(made.run.path), str(port)]
+    # As `nohup … &` starts it: INT and HUP ignored; only HUP stays so.
+    ignoring = ["bash", "-c", 'trap "" INT; exec "$@"', "bash", *argv]
+    with subprocess.Popen(ignoring, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            assert f"http://127.0.0.1:{port}/metrics" in process.stderr.readline()
+            there = Exporter(port)
+            before = told(get(there)[2])
+            made.step(7, 2.0)
+            wait_until(lambda: value(told(get(there)[2]), "duet_step", run=RUN) == 7, PATIENCE_S, "a new look", every_s=0.1)
+            assert value(before, "duet_step", run=RUN) == 0
+            with socket.create_connection((HOST, port)):  # a client that says nothing keeps nobody
+                process.send_signal(number)
+                assert process.wait(PATIENCE_S) == status
+            assert process.stderr.read() == ""
+        finally:
+            process.kill()
+
+
+def test_nohup_is_respected_and_an_event_ends_it(made: Made) -> None:
+    code = PROGRAM.replace("0.2)", "0.2, stop)").replace(
+        "watch =", "import os, signal, threading; stop = threading.Event(); threading.Timer(0.3, stop.set).start()\nwatch ="
+    )
+    code += "print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, threading.active_count())\n"
+    argv = ["bash", "-c", 'trap "" HUP; exec "$@"', "bash", sys.executable, "-c", code, str(made.run.path), "0"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stdout) == (0, "True 1\n")
+
+
+def test_threads_end_with_it(serving: Serving) -> None:
+    exporter = serving()
+    get(exporter)
+    assert "prometheus" in {t.name for t in threading.enumerate()}
+    exporter.close()
+    assert "prometheus" not in {t.name for t in threading.enumerate()}

@@ -1,0 +1,112 @@
+"""What a person would want to know at once, told from a state of a run: who is stuck, slow, hot, full, a stranger."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+State = dict[str, Any]
+# A GPU that waits in a collective spins: full use, and little more power than when idle.
+SPINNING_PERCENT, SPINNING_POWER, SPINNING_W = 95, 0.35, 100.0  # share of the power limit; watts where that is not known
+NO_STEP_S, NO_STEP_TIMES = 30.0, 10  # or so many usual steps, if that is longer
+SLOW_RANK = 1.5  # times as long as the other ranks need for what they do alone
+MEASURED_STEPS = 50  # of this start, before anybody is called slow
+SHOWN_PLACES, SHOWN_RANKS = 4, 8
+FULL = {"ram": 0.95, "shm": 0.9, "disk": 0.97}
+NAMES = {"ram": "memory", "shm": "/dev/shm", "disk": "disk"}
+CLOCK_S = 5.0
+GIB = 1 << 30
+_LONG_PHASES = ("evaluation", "checkpoint", "gather state", "sample", "compil", "preparing", "creating data")
+
+
+def of(state: State) -> list[State]:
+    """[{"text", "rank", "gpu"}]: only of a run that is alive."""
+    if state["run"]["state"] not in ("starting", "running"):
+        return []
+    silent = no_step_s(state)
+    return [*(_standstill(state, silent) if silent else _slow_ranks(state)), *_gpus(state, silent), *_system(state), *_numbers(state)]
+
+
+def _alert(text: str, rank: int | None = None, gpu: int | None = None) -> State:
+    return {"text": text, "rank": rank, "gpu": gpu}
+
+
+def _standstill(state: State, silent: float) -> list[State]:
+    """Where everybody is: who waits in another place than the rest is the one to look at."""
+    places: dict[str, list[int]] = {}
+    for r in state["ranks"]:
+        places.setdefault(r["doing"] or "nothing heard", []).append(r["rank"])
+    words = [
+        f"rank{'s' if len(ranks) > 1 else ''} {_numbers_of(ranks)} in '{place}'" for place, ranks in list(places.items())[:SHOWN_PLACES]
+    ]
+    return [_alert(f"no step for {silent:.0f} s" + (f": {'; '.join(words)}" if words else ""))]
+
+
+def _numbers_of(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks[:SHOWN_RANKS])) + (f" … ({len(ranks)})" if len(ranks) > SHOWN_RANKS else "")
+
+
+def _slow_ranks(state: State) -> list[State]:
+    found = []
+    own = {r["rank"]: r["own_ms_median"] for r in state["ranks"] if r.get("own_ms_median") is not None}
+    for rank, value in own.items() if state["training"].get("steps_measured", 0) >= MEASURED_STEPS else ():
+        others = [v for r, v in own.items() if r != rank]
+        usual = statistics.median(others) if others else 0.0
+        if usual > 0 and value > SLOW_RANK * usual and value - usual > 1.0:
+            found.append(
+                _alert(f"rank {rank} needs {value:.0f} ms for its data and forward pass, the others {usual:.0f} ms: all wait for it", rank)
+            )
+    return found
+
+
+def no_step_s(state: State) -> float | None:
+    """For how long there has been no step although there should have been; None when all is well or nobody can tell."""
+    last, usual = state["training"]["last_step_unix_s"], state["training"]["step_ms_p95"]
+    if state["run"]["state"] != "running" or last is None:
+        return None
+    if any(word in (r["phase"] or "") for r in state["ranks"] for word in _LONG_PHASES):
+        return None
+    silent = state["time_unix_s"] - last
+    return silent if silent > max(NO_STEP_S, NO_STEP_TIMES * (usual or 0) / 1000) else None
+
+
+def _gpus(state: State, silent: float | None) -> list[State]:
+    found = []
+    for g in state["gpus"]:
+        ours = any(p["this_run"] for p in g["processes"])
+        if not (g["in_plan"] or ours):
+            continue
+        n, use, power, limit = g["index"], g["use_percent"], g["power_w"], g["power_limit_w"]
+        if silent and ours and use is not None and power is not None and use >= SPINNING_PERCENT:
+            if power < (SPINNING_POWER * limit if limit else SPINNING_W):
+                found.append(_alert(f"GPU {n}: {use} % use at {power:.0f} W and no step for {silent:.0f} s: stuck in a collective", gpu=n))
+        elif silent and ours and use is not None and use < 5:
+            found.append(_alert(f"GPU {n}: {use} % use and no step for {silent:.0f} s: its rank does not come to the GPU", gpu=n))
+        if g["throttle_reasons"]:
+            heat = f", {g['temperature_c']} °C" if g["temperature_c"] is not None else ""
+            found.append(_alert(f"GPU {n}: {', '.join(g['throttle_reasons'])}{heat}", gpu=n))
+        for p in g["processes"]:
+            if not p["this_run"]:
+                size = f" with {p['used_bytes'] / GIB:.1f} GiB" if p["used_bytes"] is not None else ""
+                owner = f" of {p['user']}" if p["user"] != "-" else ""
+                found.append(_alert(f"GPU {n}: a process{owner} that is not of this run, pid {p['pid']}{size}", gpu=n))
+    return found
+
+
+def _system(state: State) -> list[State]:
+    found, system = [], state["system"]
+    for name, limit in FULL.items():
+        used, total = system[f"{name}_used_bytes"], system[f"{name}_total_bytes"]
+        if used is not None and total and used > limit * total:
+            found.append(_alert(f"{NAMES[name]} is nearly full: {used / GIB:.1f} of {total / GIB:.1f} GiB"))
+    return found
+
+
+def _numbers(state: State) -> list[State]:
+    found, training = [], state["training"]
+    if training["loss_is_finite"] is False:
+        found.append(_alert(f"the loss is {training['loss']}"))
+    last = training["last_step_unix_s"]
+    if last is not None and last - state["time_unix_s"] > CLOCK_S:
+        found.append(_alert(f"the last step is {last - state['time_unix_s']:.0f} s in the future: this machine's clock was set back"))
+    return found

@@ -1,0 +1,141 @@
+"""All runs of a folder side by side: which are alive, how far, how fast, how good."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from training.monitor import draw, machine, naming, tables
+from training.monitor.draw import Line
+from training.monitor.records import dig, items, mtime, read_object, whole
+from training.monitor.screen import View, finish
+from training.monitor.sections import BADGES
+from training.monitor.state import ENDED, GPU_PATIENCE_S, SCHEMA_VERSION, State, Watch
+from training.rundir import RunDir
+
+MOST = 100  # runs, the newest ones
+HOLD_S = 0.15  # all runs are looked at within it
+
+
+class Fleet:
+    """Looks at every run of the folder again and again; one that has ended is looked at once."""
+
+    def __init__(self, experiments: Path) -> None:
+        self.experiments = experiments
+        self._machine = machine.Shared(HOLD_S)
+        self._watches: dict[Path, Watch] = {}
+        self._ended: dict[Path, tuple[int, State]] = {}  # when it was planned
+        self._gone: dict[Path, int] = {}  # of older runs: when one was planned that no longer lives
+
+    def read(self, patience_s: float = GPU_PATIENCE_S) -> State:
+        """{"schema_version", "time_unix_s", "runs_there", "runs", "gpus", "gpus_reason", "system"}: living runs first, then the newest."""
+        plans = []
+        for plan in self.experiments.glob("*/plan.json"):
+            try:
+                plans.append((plan.stat().st_mtime_ns, plan.parent))
+            except OSError:  # removed while we looked
+                continue
+        plans.sort(reverse=True)
+        shown = plans[:MOST] + [pair for pair in plans[MOST:] if self._lives(*pair)]
+        runs = [self._look(planned, path, patience_s) for planned, path in shown]
+        runs.sort(key=lambda run: run["run"]["state"] in ENDED)
+        self._machine.ask()
+        gpus, host = self._machine.answer(patience_s, self.experiments)
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "time_unix_s": time.time(),
+            "runs_there": len(plans),
+            "runs": runs,
+            "gpus": _merged(machine.gpu_records(gpus, set(), set()), runs),
+            "gpus_reason": gpus.reason,
+            "system": host,
+        }
+
+    def _lives(self, planned: int, path: Path) -> bool:
+        """Cheaper than a look, for runs of which there may be thousands."""
+        if self._gone.get(path) == planned:
+            return False
+        run = RunDir(path)
+        known = read_object(run.supervisor) or {}
+        pids = [whole(known.get("pid")), *(whole(dig(rank, "pid")) for rank in items(known.get("ranks")))]
+        if any(machine.alive(pid, mtime(run.supervisor) or 0.0) for pid in pids):
+            return True
+        self._gone[path] = planned
+        return False
+
+    def _look(self, planned: int, path: Path, patience_s: float) -> State:
+        known = self._ended.get(path)
+        if known and known[0] == planned:
+            return known[1]
+        watch = self._watches.setdefault(path, Watch(RunDir(path), shared=self._machine))
+        state = watch.read(patience_s)
+        if state["run"]["state"] in ENDED and not state["run"]["supervisor_alive"]:
+            self._ended[path] = planned, state
+            del self._watches[path]
+        return state
+
+
+def _merged(gpus: list[dict[str, Any]], runs: list[State]) -> list[dict[str, Any]]:
+    """Marks what belongs to any of the living runs."""
+    living = [run for run in runs if run["run"]["state"] not in ENDED]
+    planned = {g["uuid"] for run in living for g in run["gpus"] if g["in_plan"]}
+    ours = {p["pid"] for run in living for g in run["gpus"] for p in g["processes"] if p["this_run"]}
+    for gpu in gpus:
+        gpu["in_plan"] = gpu["uuid"] in planned
+        for process in gpu["processes"]:
+            process["this_run"] = process["pid"] in ours
+    return gpus
+
+
+def screen(state: State, view: View, marked: int | None = None) -> list[str]:
+    """A row for each run; what needs attention, GPUs and the machine below."""
+    runs = state["runs"]
+    living = sum(run["run"]["state"] not in ENDED for run in runs)
+    words = f"{state['runs_there']} run{'s' if state['runs_there'] != 1 else ''}, {living} alive"
+    words += f", the newest {len(runs)} shown" if state["runs_there"] > len(runs) else ""
+    below: list[Line] = []
+    for run in runs:
+        below += [[("! ", "bad"), (f"{draw.clean(run['run']['name'])}: {draw.clean(a['text'])}", "bad")] for a in run["alerts"]]
+    below = below[:4]
+    below += tables.gpus({"gpus": state["gpus"], "gpus_reason": state["gpus_reason"], "ranks": [], "run": {"device": None}}, view.width, 9)
+    below += draw.flow(tables.system(state), view.width, 2, gap="  ")
+    room = rows_for(view, len(below))
+    first = max(0, min((marked or 0) - room // 2, len(runs) - room))
+    right = draw.clock(state["time_unix_s"])
+    if len(runs) > room:
+        right = f"{first + 1}-{first + room} of {len(runs)}  {right}"
+    lines: list[Line] = [draw.sides([("Duet  ", "dim"), (words, "bold")], [(right, "dim")], view.width), []]
+    wide = view.width >= 120
+    name = max(12, min(40, view.width - (95 if wide else 66)))
+    titles = f"  {'RUN':<{name}} {'STATE':<8} {'STEP':>9} {'DONE':>6} {'LOSS':>8} {'EVAL':>8} {_speed_title(runs):>9} {'LEFT':>9}"
+    lines.append([(titles + (f" {'RANKS':>5} {'STEP TIME':>9}  STARTED" if wide else ""), "dim")])
+    lines += [_row(run, name, wide, number == marked) for number, run in enumerate(runs[first : first + room], start=first)]
+    return finish([*lines, [], *below], view)
+
+
+def _speed_title(runs: list[State]) -> str:
+    """By what all of them count; where that is not the same, each run's own screen says it."""
+    units = {unit for run in runs if (unit := run["training"]["unit"])}
+    return "SPEED/S" if len(units) > 1 else f"{draw.clean((units or {naming.TOKENS}).pop())[:7]}/s".upper()
+
+
+def rows_for(view: View, below: int = 0) -> int:
+    """Runs that have room."""
+    return max(1, view.height - 4 - below - bool(view.footer))
+
+
+def _row(state: State, name: int, wide: bool, marked: bool) -> Line:
+    run, progress, training = state["run"], state["progress"], state["training"]
+    done = "-" if progress["percent"] is None else f"{progress['percent']:.0f} %"
+    step = "-" if progress["step"] is None else f"{progress['step']:,}"
+    style = "bold" if marked else "" if run["state"] not in ENDED else "dim"
+    label = draw.cut_middle(draw.clean(run["name"]), name)
+    line: Line = [("> " if marked else "  ", "bold"), *draw.fit([(label, style)], name + 1)]
+    line.append((f"{run['state'].upper():<8} ", BADGES[run["state"]]))
+    numbers = f"{step:>9} {done:>6} {draw.decimal(training['loss']):>8} {draw.decimal(training['eval_best']):>8} "
+    line.append((numbers + f"{draw.count(naming.speed(training)):>9} {draw.duration(progress['eta_s']):>9}", style))
+    if wide:
+        started = draw.clock(run["started_unix_s"], "%m-%d %H:%M")
+        line.append((f" {run['ranks'] or '-':>5} {draw.milliseconds(training['step_ms_median']):>9}  {started}", style))
+    return line

@@ -1,0 +1,13 @@
+"""A log that no launcher of ours made: what its lines tell of a training, shown like a run. No torch here.
+
+text    lines of a growing file of any size and encoding: all that is new, or a sample and the end
+bars    progress bars: tqdm, rich, Keras
+lines   one line → the figures in it, and which framework prints such lines
+tally   many lines → last values, speed, evaluations, the loss curve
+ending  what the end of a log says: finished, failed, or nothing
+watch   all of it as the dict that state.Watch returns
+"""
+
+from training.monitor.foreign.watch import SILENT, LogWatch
+
+__all__ = ["SILENT", "LogWatch"]

@@ -1,0 +1,75 @@
+"""What the end of a log says: that training finished, or that it failed and of what. Only the end is looked at, so it is cheap;
+`./diagnose_log.sh` reads the whole of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from training.diagnose import line as prefixes
+from training.diagnose import progress, traceback
+from training.diagnose.line import Line
+from training.monitor.foreign import lines
+
+FINISHED, FAILED = "finished", "failed"
+SHOWN = 300  # characters of an exception
+# How frameworks end, beyond what training.diagnose.progress knows.
+_FINISHED = re.compile(
+    r"\{'train_runtime': |^Total training time: |\bEnd of training\b|\[after training is done\]|\bTraining completed?\b"
+    r"|^training_seconds: +\d|`?Trainer\.fit`? stopped: `max_|^Minimum validation bpb: "
+)
+_DEATH = re.compile(
+    r"ChildFailedError|^Killed$|^Terminated$|Segmentation fault|core dumped|Fatal Python error|slurmstepd: error: .*(?:CANCELLED|oom.kill)"
+    r"|oom-kill|srun: error: .*(?:Killed|Exited|Segmentation|task \d+:)|exitcode *: -?[1-9]|exited with code [1-9]|^terminate called",
+    re.I,
+)
+_LAUNCHER = ("ChildFailedError", "ProcessExitedException", "SignalException", "CalledProcessError")
+GOES_ON = 3  # so many lines of progress after a failure: it was none
+
+
+def read(end: str) -> tuple[str | None, str | None]:
+    """(FINISHED, FAILED or None; the last exception or what else says why)."""
+    segments = [s for s in re.split(r"[\r\n]+", end) if s.strip()]
+    read_lines = []
+    for number, raw in enumerate(segments):
+        text, rank = prefixes.split(_plain(raw))
+        read_lines.append(Line(number, text.rstrip(), rank, raw, number))
+    finished = _last(read_lines, lambda text: _FINISHED.search(text) is not None or progress.is_end(text))
+    failure, place = _failure(read_lines)
+    if failure is not None and place >= finished and _steps_after(read_lines, place) < GOES_ON:
+        return FAILED, failure
+    if finished >= 0 and _steps_after(read_lines, finished) == 0:
+        return FINISHED, None
+    return None, None
+
+
+def _plain(raw: str) -> str:
+    return lines.COLOUR.sub("", raw) if "\x1b" in raw else raw
+
+
+def _last(found: list[Line], fits: Callable[[str], bool]) -> int:
+    for one in reversed(found):
+        if len(one.text) < lines.LONG and fits(one.text):
+            return one.number
+    return -1
+
+
+def _steps_after(found: list[Line], place: int) -> int:
+    """Lines after it that tell progress; a bar at its end is painted again by many a program."""
+    facts = (lines.parse(one.raw) for one in found[place + 1 :])
+    return sum(1 for fact in facts if fact and fact.tells and not fact.complete and not fact.scores)
+
+
+def _failure(found: list[Line]) -> tuple[str | None, int]:
+    deadly = [t for t in traceback.read(found) if t.end and not t.harmless and not t.in_thread]
+    causes = [t for t in deadly if not t.type.endswith(_LAUNCHER)] or deadly
+    death = _last(found, lambda text: _DEATH.search(text) is not None)
+    place = max([death, *(t.last for t in deadly)])
+    if place < 0:
+        return None, -1
+    if causes:
+        cause = causes[-1]
+        said = f"{cause.type}: {cause.text}" if cause.text else cause.type
+        where = f"rank {cause.rank}: " if cause.rank is not None else ""
+        return (where + said.strip())[:SHOWN], place
+    return found[death].text.strip()[:SHOWN], place

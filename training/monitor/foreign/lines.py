@@ -1,0 +1,270 @@
+"""One line of somebody's training log → the figures in it. A figure that the line does not tell stays None."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+
+from training.diagnose import line as prefixes
+from training.monitor.foreign import bars
+from training.monitor.foreign.names import BAR, FIELD, LOSSES, source_of
+from training.monitor.naming import EVALUATION, SPEEDS
+
+LONG = 1000  # characters; of a longer line only the beginning is looked at
+GIB = 1 << 30
+# Nothing else is worth a closer look. Every line that tells progress has a digit after one of these.
+HINT = re.compile(r"loss|step|iter|epoch|bpb|psnr|\d%\||it/s|s/it|it \[|l_[a-z]+:|━|损失|memory|train_runtime|acc", re.I)
+COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
+_NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?\b(?:nan|inf|NaN|Inf|NAN|INF|Infinity)\b"
+# `loss: 2.31`, `'loss': '2.31'`, `train loss 2.1`, `lr=[1e-05`, `elapsed time per iteration (ms): 120.5`, `iteration  100/ 1000`
+_PAIR = re.compile(
+    r"(?<![\w/.@-])(?P<key>[A-Za-z_][\w/.@-]*(?: [A-Za-z]+){0,3}(?: ?\((?:ms|s|data|MB|GB)\))?)['\"]?(?: *[:=] *|\s+)['\"\[(]{0,2} *"
+    rf"(?P<value>{_NUMBER})(?P<unit> ?(?:%|(?:ms|[smh]|[KMGT]i?B)\b))?(?: *(?:/|of) *(?P<of>\d[\d,]*)(?![\d.]))?"
+)
+_RATE = re.compile(r"(?<![\d,.])(\d[\d,]*(?:\.\d+)?) ?(tok|sample)(?:ens?|s)?/s(?:ec)?\b")
+_GAP = re.compile(r"\s{3,}")
+_PART = re.compile(r"\[\s*(?P<done>\d+)/\s*(?P<of>\d+)(?: \(|\])")  # `Epoch: [0][  10/5005]`, `[640/60000 (1%)]`
+_EPOCH_AT = re.compile(r"\bEpoch:? *\[ *(\d+)(?:/(\d+))? *\]|\bTrain(?: Epoch)?: (\d+) \[")
+_MEGATRON_EVAL = re.compile(r"validation loss at (?:the end of training|iteration (\d+))[^|]*\| .*?loss value: (\S+)")
+_MEGATRON_MEMORY = re.compile(r"^\(after \d+ iterations\) memory \(MB\) .*max reserved: ([\d.]+)")
+_OWN_EVAL = re.compile(rf"Validation: ({_NUMBER}) (bits per byte|dB)")
+_LAST_WORDS = re.compile(r"Loss  \S+ → ")  # `Loss       0.0523 → 0.0041; validation psnr 27.1 → 29.8 dB`, see training.summary
+# `Validation: acc 0.9123, wer 0.2`, `Validation: PSNR 29.81 dB (+1.20 over the input), SSIM 0.9123`
+_OWN_SCORES = re.compile(rf"(?:Validation:|,) (\w+) ({_NUMBER})(?: dB)?(?: \([^()]*\))?(?=,|$)")
+_OWN_RATE = re.compile(r", (\d[\d.]*) (?!tokens)\w+/s$")  # a task may have a word of its own for its samples
+_PERCENT = re.compile(r"step \d+ \(([\d.]+)%\)", re.I)
+_ETA = re.compile(r"\beta: *((?:\d+ days?, )?\d+:\d\d(?::\d\d)?)")
+_EVAL = re.compile(r"(?:average )?(?P<which>val|valid|validation|eval|test)[ _/.](?P<what>[\w/ ]+)|average (?P<psnr>psnr|ssim)", re.I)
+_NO_SCORE = re.compile(r"time|runtime|per_second|samples|steps?|epoch|count|tokens|batch|throughput|size|lr\b|freq|interval|every", re.I)
+_EVAL_LINE = re.compile(r"^\W*(?:\[[^\]]*\] *)*(?:.{0,60} - )?(?:validate|validation|valid|val|eval|evaluation|test)\b(?! loss \d)", re.I)
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": GIB, "TiB": 1 << 40}
+
+
+@dataclass
+class Fact:
+    """What one line tells."""
+
+    offset: int = 0
+    rank: int | None = None
+    time: float | None = None  # as the line tells, good for differences only
+    source: str | None = None
+    step: int | None = None
+    total: int | None = None
+    epoch: float | None = None
+    epochs: int | None = None
+    loss: float | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    tokens: int | None = None
+    tokens_per_s: float | None = None
+    samples_per_s: float | None = None
+    step_ms: float | None = None
+    mfu: float | None = None  # 0..1
+    memory_bytes: int | None = None
+    elapsed_s: float | None = None
+    eta_s: float | None = None
+    percent: float | None = None  # where the line tells it beside the step
+    scores: dict[str, float] = field(default_factory=dict)  # of an evaluation
+    bar: bool = False
+    whole_epoch: bool = False  # step and total count within an epoch
+
+    @property
+    def tells(self) -> bool:
+        """Whether it tells how far training is."""
+        return self.step is not None or self.loss is not None or bool(self.scores)
+
+    @property
+    def complete(self) -> bool:
+        """A bar at its end, which is painted again and again."""
+        return self.bar and self.total is not None and self.step == self.total
+
+
+def columns(start: str) -> list[str]:
+    """The names in the first line of a .csv of figures; empty for any other log."""
+    names = [name.strip().strip('"') for name in start.lstrip().split("\n", 1)[0].split(",")]
+    known = {_field(name.lower()) for name in names}
+    return (
+        names if len(names) > 1 and "loss" in known and ("step" in known or "epoch" in known) and all(map(_COLUMN.fullmatch, names)) else []
+    )
+
+
+def of_row(row: str, names: list[str]) -> str:
+    """A row of a .csv as any other line; what is no row of it stays as it is."""
+    values = row.split(",")
+    return ", ".join(f"{n}: {v}" for n, v in zip(names, values, strict=True) if v) if len(values) == len(names) else row
+
+
+def parse(raw: str, offset: int = 0) -> Fact | None:
+    """None: the line tells nothing of a training's progress."""
+    if not HINT.search(raw):
+        return None
+    nested = raw.rstrip().endswith(bars.NESTED)
+    plain = COLOUR.sub("", raw) if "\x1b" in raw else raw
+    text, rank = prefixes.split(_GAP.sub("  ", plain[:LONG]).strip())
+    text = text.strip()
+    if bar := bars.find(text):
+        # A dict of Hugging Face's and a bar never share a segment; what stands beside a bar is read like any other text.
+        return None if bar.other or nested else _of_bar(text, bar, Fact(offset, rank))
+    fact = Fact(offset, rank)
+    _stamp(plain, fact)
+    text = _TIMESTAMP.sub("", text)
+    fact.source = source_of(text)
+    if "'train_runtime'" in text or _LAST_WORDS.match(text):  # its loss is the mean of all steps; that of the first step and the last one
+        return None
+    if found := _MEGATRON_EVAL.search(text):
+        fact.step = int(found[1]) if found[1] else None
+        fact.scores = {"val_loss": _float(found[2])}
+        return fact
+    _pairs(text, fact)
+    _special(text, fact)
+    if fact.step is None and (found := _PART.search(text)):
+        _within_epoch(text, found, fact)
+    known = (fact.total, fact.epochs, fact.memory_bytes)
+    return fact if fact.tells or any(value is not None for value in known) else None
+
+
+def _special(text: str, fact: Fact) -> None:
+    """What is no pair of a name and a number."""
+    if fact.tokens_per_s is None and fact.samples_per_s is None and (found := _RATE.search(text)):
+        setattr(fact, "tokens_per_s" if found[2] == "tok" else "samples_per_s", _float(found[1]))
+    if fact.source == "Duet" and fact.samples_per_s is None and (found := _OWN_RATE.search(text)):
+        fact.samples_per_s = _float(found[1])
+    if fact.eta_s is None and (found := _ETA.search(text)):
+        fact.eta_s = bars.seconds(found[1])
+    if fact.total is None and (found := _PERCENT.match(text)):
+        fact.percent = _float(found[1])
+    if fact.source == "Duet" and (found := _OWN_EVAL.search(text)):
+        fact.scores = {"val_bpb" if "byte" in found[2] else "val_psnr": _float(found[1])}
+    elif fact.source == "Duet" and "Validation: " in text:
+        fact.scores = {f"{EVALUATION}{name.lower()}": _float(value) for name, value in _OWN_SCORES.findall(text)}
+    if fact.memory_bytes is None and (found := _MEGATRON_MEMORY.search(text)):
+        fact.memory_bytes, fact.source = int(_float(found[1]) * (1 << 20)), fact.source or "Megatron"
+
+
+_COLUMN = re.compile(r"[A-Za-z_][\w/ .@-]{0,60}")
+# What a logger puts before its message.
+_TIMESTAMP = re.compile(
+    r"^\[?(?:\d{4}|\d\d)[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d(?:[.,:]\d+)?\]?(?: *:)? *(?:(?:-|\[\w+\]|INFO|DEBUG|WARNING)[ :]*)*"
+)
+_SHORT_TIME = re.compile(r"^\[?(\d\d-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?)")
+
+
+def _stamp(plain: str, fact: Fact) -> None:
+    if short := _SHORT_TIME.match(plain):  # KAIR: a year of two digits
+        plain = f"20{short[1]}"
+    fact.time = prefixes.time_of(plain) if plain[:40].count(":") >= 2 else None
+
+
+def _of_bar(text: str, bar: bars.Bar, fact: Fact) -> Fact:
+    fact.bar = True
+    if bar.of_epochs:
+        fact.epoch, fact.epochs = float(bar.done), bar.total
+        return fact
+    fact.step, fact.total = bar.done, bar.total
+    fact.elapsed_s, fact.eta_s, fact.step_ms = bar.elapsed_s, bar.left_s, bar.step_ms
+    fact.epoch, fact.epochs = bar.epoch, bar.epochs
+    fact.whole_epoch = bar.epoch is not None or bar.kind == "keras"
+    fact.source = source_of(text) or (BAR if bar.kind == "tqdm" else None)
+    if bar.rest and bar.done:  # at 0 it shows what is left from the epoch before
+        beside = Fact()
+        _pairs(bar.rest, beside)
+        fact.loss, fact.lr, fact.grad_norm, fact.scores = beside.loss, beside.lr, beside.grad_norm, beside.scores
+        fact.tokens_per_s, fact.samples_per_s = beside.tokens_per_s, beside.samples_per_s
+        fact.mfu, fact.memory_bytes = beside.mfu, beside.memory_bytes
+        fact.epoch = fact.epoch if fact.epoch is not None else beside.epoch
+    return fact
+
+
+def _within_epoch(text: str, found: re.Match[str], fact: Fact) -> None:
+    """`Train Epoch: 1 [640/60000 (1%)] Loss: 0.5`, `Epoch: [0][  10/5005] Loss 6.9`: how far the epoch is."""
+    at = _EPOCH_AT.search(text)
+    if at and fact.loss is not None:
+        fact.step, fact.total, fact.whole_epoch = int(found["done"]), int(found["of"]), True
+        fact.epoch = float(at[1] or at[3])
+        fact.epochs = int(at[2]) if at[2] else None
+
+
+def _pairs(text: str, fact: Fact) -> None:
+    evaluation = _EVAL_LINE.match(text) is not None
+    preferred = len(LOSSES)
+    for pair in _PAIR.finditer(text):
+        key, unit = pair["key"].lower(), (pair["unit"] or "").strip()
+        name, value = _field(key), _float(pair["value"])
+        if (score := _EVAL.fullmatch(key)) and not _NO_SCORE.search(score["what"] or ""):
+            fact.scores.setdefault(_score_name(key, score), value)
+        elif name == "loss" and evaluation:
+            fact.scores.setdefault("val_loss", value)
+        elif name == "loss" and (place := _loss_place(key)) < preferred:
+            fact.loss, preferred = value, place
+        elif name in ("step", "epoch"):
+            _count(fact, name, value, pair["of"])
+        elif name == "total steps":
+            fact.total = fact.total or int(value)
+        elif name in ("lr", "grad_norm", *SPEEDS.values()):
+            if getattr(fact, name) is None:
+                setattr(fact, name, value)
+        elif name == "tokens" and fact.tokens is None and value.is_integer():
+            fact.tokens = int(value)
+        elif name:
+            _measure(fact, name, key, value, unit)
+    if fact.scores and "val_loss" in fact.scores and fact.source == "nanoGPT":
+        fact.loss = None  # `step 250: train loss 2.1, val loss 2.3`: an estimate over many batches, not of this step
+
+
+def _field(key: str) -> str | None:
+    """`INFO step`, `[GPU0] loss`, `train loss`: the name may have words before it that say nothing."""
+    if key in FIELD:
+        return FIELD[key]
+    if key.endswith("total steps"):
+        return "total steps"
+    first, _, rest = key.partition(" ")
+    if first in ("info", "debug", "train", "training", "validate", "validation", "gpu", "average", "current", "global") and rest in FIELD:
+        return FIELD[rest]
+    return "loss" if key.endswith("loss") else None
+
+
+def _loss_place(key: str) -> int:
+    return LOSSES.get(key, len(LOSSES) - 1)
+
+
+def _score_name(key: str, found: re.Match[str]) -> str:
+    if found["psnr"]:
+        return f"val_{found['psnr'].lower()}"
+    which = "val" if found["which"].startswith("val") else found["which"]
+    return f"{which}_{found['what'].strip().replace(' ', '_').replace('/', '_')}"
+
+
+def _count(fact: Fact, name: str, value: float, of: str | None) -> None:
+    total = int(of.replace(",", "")) if of else None
+    if not math.isfinite(value):
+        return
+    if name == "epoch" and fact.epoch is None:
+        fact.epoch, fact.epochs = value, total
+    elif name == "step" and fact.step is None and value.is_integer():
+        fact.step = int(value)
+        fact.total = fact.total or total
+
+
+def _measure(fact: Fact, name: str, key: str, value: float, unit: str) -> None:
+    """Figures that mean nothing without their unit."""
+    unit = unit or ("ms" if key.endswith("(ms)") else "s" if key.endswith("(s)") or key == "time (data)" else "")
+    if name == "dt" and unit in _SECONDS and fact.step_ms is None:
+        fact.step_ms = value * _SECONDS[unit] * 1e3
+    elif name == "mfu" and fact.mfu is None:
+        fact.mfu = value / 100 if unit == "%" or fact.source == "nanochat" else None
+    elif name == "memory" and unit in _BYTES and fact.memory_bytes is None:
+        fact.memory_bytes = int(value * _BYTES[unit])
+    elif name == "elapsed" and unit in _SECONDS and fact.elapsed_s is None:
+        fact.elapsed_s = value * _SECONDS[unit]
+    elif name == "left" and unit in _SECONDS and fact.eta_s is None:
+        fact.eta_s = value * _SECONDS[unit]
+
+
+def _float(text: str) -> float:
+    """NaN for what is no number."""
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return float("nan")

@@ -1,0 +1,258 @@
+"""Many lines of a log → last values, speed, evaluations, the loss curve; the counterpart of history.History."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from typing import Any
+
+from training.monitor.foreign.lines import Fact
+from training.monitor.foreign.names import BAR, unit_of
+from training.monitor.history import CURVE_POINTS, RATE_STEPS, SPEED_STEPS, median, percentile, thin
+from training.monitor.naming import HIGHER_IS_BETTER, NATS, SPEEDS, TOKENS, score_unit
+
+KEPT = ("lr", "grad_norm", "tokens", "mfu", "memory_bytes")  # the last one that any line told
+BETTER_HIGH = (*HIGHER_IS_BETTER, "core", "f1", "bleu", "auc", "iou", "map", "reward")
+BETTER_LOW = ("loss", "bpb", "ppl", "perplexity", "wer", "cer", "mse", "mae", "rmse", "fid")
+EVALUATIONS = 4096
+PER_DEVICE = ("torchtitan",)  # tokens/s of these are those of one GPU
+
+
+class Tally:
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.facts = 0
+        self.last: Fact | None = None  # the newest that has a step
+        self.loss: float | None = None
+        self.epoch: float | None = None
+        self.epochs: int | None = None
+        self.total: int | None = None
+        self.within_epoch = False  # steps begin anew in every epoch
+        self.newest_offset = -1
+        self._epoch_size = 1  # steps, as far as seen
+        self._first_epoch = 1  # most count from 1; those that count from 0 show it
+        self._kept: dict[str, Any] = {}
+        self._sources: Counter[str] = Counter()
+        self._rank, self._rank_has_loss = 0, False
+        self._pending: Fact | None = None
+        self._lines_with_step = False  # then a bar without a loss counts something else
+        self._curve: list[tuple[int, int, int | None, float]] = []  # place in the log, epoch, step, loss
+        self._evaluations: deque[tuple[int | None, dict[str, float]]] = deque(maxlen=EVALUATIONS)
+        self._times: deque[tuple[float, int]] = deque(maxlen=RATE_STEPS)
+        self._first_time: float | None = None
+        self._step_ms: deque[float] = deque(maxlen=SPEED_STEPS)
+        self._speeds: dict[str, deque[float]] = {key: deque(maxlen=SPEED_STEPS) for key in SPEEDS.values()}
+        self._intervals: deque[float] = deque(maxlen=SPEED_STEPS)
+
+    # -- reading
+
+    def add(self, fact: Fact) -> None:
+        if not self._counts(fact):
+            return
+        self.facts += fact.tells
+        if fact.source:
+            self._sources[fact.source] += 1
+        self.newest_offset = fact.offset
+        # Hugging Face's figures have no step; the bar that is painted again right after them has it.
+        if fact.step is None and (fact.loss is not None or fact.scores) and fact.epoch is not None:
+            self._settle()
+            self._pending = fact
+            self._take(fact)
+            return
+        if self._pending and fact.bar and fact.step is not None:
+            self._pending.step, self._pending.total = fact.step, fact.total
+            self._settle()
+        self._take(fact)
+        self._record(fact)
+
+    def gap(self) -> None:
+        """What follows does not stand right after what came before."""
+        self._settle()
+
+    def _settle(self) -> None:
+        fact, self._pending = self._pending, None
+        if fact:
+            self._record(fact)
+
+    def _counts(self, fact: Fact) -> bool:
+        """Of several ranks one counts: 0 where it tells a loss, else the first that does."""
+        rank, told = fact.rank or 0, fact.loss is not None
+        if told and rank != self._rank and (not self._rank_has_loss or rank == 0):
+            total, epochs = self.total, self.epochs  # those of the run, whoever told them
+            self.clear()
+            self._rank, self.total, self.epochs = rank, total, epochs
+        if rank != self._rank:
+            if fact.memory_bytes is not None and not fact.tells:
+                self._kept["memory_bytes"] = max(fact.memory_bytes, self._kept.get("memory_bytes", 0))
+            return False
+        self._rank_has_loss |= told
+        if fact.bar and not told and not fact.scores and self._lines_with_step:
+            return False
+        self._lines_with_step |= told and fact.step is not None and not fact.bar
+        return True
+
+    def _take(self, fact: Fact) -> None:
+        for name in KEPT if fact.bar or not fact.scores else ():
+            if (value := getattr(fact, name)) is not None:
+                self._kept[name] = value
+        self.epochs = fact.epochs if fact.epochs is not None else self.epochs
+        self.total = fact.total if fact.total is not None else self.total
+        if fact.epoch is not None:
+            self.epoch = fact.epoch
+        if fact.loss is not None:
+            self.loss = fact.loss
+        for key, speeds in self._speeds.items():
+            if (rate := getattr(fact, key)) is not None and not fact.scores:
+                speeds.append(rate)
+        if fact.step_ms is not None and not fact.scores:
+            self._step_ms.append(fact.step_ms)
+        if fact.time is not None and fact.tells:
+            self._first_time = fact.time if self._first_time is None else self._first_time
+            if self._times and fact.time > self._times[-1][0]:
+                self._intervals.append(fact.time - self._times[-1][0])
+
+    def _record(self, fact: Fact) -> None:
+        if fact.step is not None and (fact.bar or fact.loss is not None or not fact.scores):
+            self._advance(fact)
+        if fact.loss is not None:
+            self._curve.append((fact.offset, self._epoch_of(fact), fact.step, fact.loss))
+            if len(self._curve) > CURVE_POINTS:
+                self._thin()
+        # A bar repeats the last evaluation on and on, also on a line of its own when it is broken in two.
+        again = (fact.bar or fact.step is None) and self._evaluations and fact.scores == self._evaluations[-1][1]
+        if fact.scores and not again:
+            at = fact if fact.step is not None or not self.last else self.last
+            self._evaluations.append((self._place(self._epoch_of(at), at.step), fact.scores))
+
+    def _thin(self) -> None:
+        """The last point of each of equal stretches of the file: where only a sample was read, all of it stays."""
+        first, span = self._curve[0][0], max(1, self._curve[-1][0] - self._curve[0][0])
+        self._curve = list({(point[0] - first) * (CURVE_POINTS // 2) // span: point for point in self._curve}.values())
+
+    def _epoch_of(self, fact: Fact) -> int:
+        epoch = fact.epoch if fact.epoch is not None else self.epoch
+        return int(epoch or 0)
+
+    def _advance(self, fact: Fact) -> None:
+        """A run that was started again repeats steps: what it overtakes is forgotten."""
+        step, last = fact.step or 0, self.last
+        self.within_epoch |= fact.whole_epoch
+        if fact.epoch is not None:  # an epoch that began before the log is none to count from
+            self._first_epoch = min(self._first_epoch, 0 if fact.source == "Lightning" else int(fact.epoch))
+        self._epoch_size = max(self._epoch_size, step + 1 if fact.total is None else fact.total)
+        if last and last.step is not None and step < last.step and not self.within_epoch:
+            if fact.epoch is not None and last.epoch is not None and fact.epoch > last.epoch:
+                self.within_epoch = True
+            else:
+                self._evaluations = deque((e for e in self._evaluations if e[0] is None or e[0] < step), EVALUATIONS)
+                self._times.clear()
+        here = (self._epoch_of(fact) if self.within_epoch else 0, step)
+        while fact.loss is not None and self._curve and self._curve[-1][2] is not None:
+            _, epoch, before, _ = self._curve[-1]
+            if ((epoch if self.within_epoch else 0), before) < here:
+                break
+            self._curve.pop()
+        self.last = fact
+        if fact.time is not None:
+            self._times.append((fact.time, self._place(self._epoch_of(fact), step) or 0))
+
+    # -- telling
+
+    @property
+    def source(self) -> str | None:
+        """The framework whose lines these are; a bar alone says little."""
+        named = [(count, name) for name, count in self._sources.items() if name != BAR]
+        return max(named)[1] if named else BAR if self._sources else None
+
+    def _place(self, epoch: int, step: int | None) -> int | None:
+        """A step counted over all epochs."""
+        return step if step is None or not self.within_epoch else (epoch - self._first_epoch) * self._epoch_size + step
+
+    def curve(self, points: int) -> tuple[str, list[tuple[int, float]]]:
+        """(what it is drawn over, points). Without any step in the log, over the place in the file."""
+        if all(step is None for _, _, step, _ in self._curve):
+            losses = [(offset, loss) for offset, _, _, loss in self._curve]
+            if self._pending and self._pending.loss is not None:
+                losses.append((self._pending.offset, self._pending.loss))
+            return "place in the log", thin(losses, points)
+        steps = ((self._place(epoch, step), loss) for _, epoch, step, loss in self._curve)
+        return "step", thin([(step, loss) for step, loss in steps if step is not None], points)
+
+    def seconds_per_step(self) -> float | None:
+        if len(self._times) > 1 and self._times[-1][1] > self._times[0][1] and self._times[-1][0] > self._times[0][0]:
+            return (self._times[-1][0] - self._times[0][0]) / (self._times[-1][1] - self._times[0][1])
+        usual = median(sorted(self._step_ms))
+        return usual / 1000 if usual is not None else None
+
+    def interval_s(self) -> float | None:
+        """How long it usually takes from one line of progress to the next, by their own times."""
+        return median(sorted(self._intervals))
+
+    def elapsed_s(self) -> float | None:
+        if self.last and self.last.elapsed_s is not None:
+            return self.last.elapsed_s
+        if self._first_time is None or not self._times:
+            return None
+        return max(0.0, self._times[-1][0] - self._first_time)
+
+    def eta_s(self) -> float | None:
+        if self.last is None:
+            return None
+        if self.last.eta_s is not None:
+            return self.last.eta_s
+        pace, total, step = self.seconds_per_step(), self.total, self.last.step
+        return None if pace is None or not total or step is None else max(0, total - step) * pace
+
+    def training(self) -> dict[str, Any]:
+        times, bar = sorted(self._step_ms), self.last is not None and self.last.bar
+        if not times and self.last is not None and len(self._times) > 1 and (pace := self.seconds_per_step()) is not None:
+            times, bar = [1000 * pace], True
+        return {
+            "loss": self.loss,
+            "loss_unit": self._loss_unit(),
+            "loss_is_finite": None if self.loss is None else math.isfinite(self.loss),
+            **self._evaluation(),
+            "lr": self._kept.get("lr"),
+            "grad_norm": self._kept.get("grad_norm"),
+            "tokens": self._kept.get("tokens"),
+            "unit": next((unit for unit, key in SPEEDS.items() if self._speeds[key]), None) or (TOKENS if "tokens" in self._kept else None),
+            "samples": None,
+            **{key: median(sorted(speeds)) for key, speeds in self._speeds.items()},
+            "tokens_per_s_of": None if not self._told_tokens else "device" if self.source in PER_DEVICE else "run",
+            "mfu": self._kept.get("mfu"),
+            "memory_bytes": self._kept.get("memory_bytes"),
+            "step_ms_median": median(times),
+            # What a bar tells is smoothed already.
+            "step_ms_p95": None if bar else percentile(times, 95),
+            "steps_measured": 0,
+        }
+
+    def _loss_unit(self) -> str | None:
+        if self.loss is None:
+            return None
+        return unit_of(self.source) or (NATS if self.source == "Duet" and self._told_tokens else None)
+
+    @property
+    def _told_tokens(self) -> bool:
+        return bool(self._speeds[SPEEDS[TOKENS]])
+
+    def _evaluation(self) -> dict[str, Any]:
+        """The figure that evaluations are compared by; the best one only where it is known which one that is."""
+        evaluations = [*self._evaluations, *([(None, self._pending.scores)] if self._pending else [])]
+        names = {name: None for _, scores in evaluations for name in scores}
+        if not names:
+            return dict.fromkeys(("eval_name", "eval_unit", "eval_last", "eval_best", "eval_best_step"))
+        name = min(names, key=lambda n: ("bpb" not in n, "psnr" not in n, not n.endswith("loss"), n))
+        values = [(scores[name], step) for step, scores in evaluations if name in scores]
+        finite = [pair for pair in values if math.isfinite(pair[0])]
+        choose = max if any(w in name for w in BETTER_HIGH) else min if any(w in name for w in BETTER_LOW) else None
+        best = choose(finite, key=lambda pair: pair[0]) if choose and finite else (None, None)
+        return {
+            "eval_name": name,
+            "eval_unit": score_unit(name),
+            "eval_last": values[-1][0],
+            "eval_best": best[0],
+            "eval_best_step": best[1],
+        }

@@ -1,0 +1,181 @@
+"""The live view: looks, paints, takes keys. And its plain form, for output that is no terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+
+from training.errors import Exit
+from training.monitor import draw, pages
+from training.monitor.pages import Diagnosis, GpuDetails, Help, Log, Overview, Page, Runs
+from training.monitor.screen import View, one_line, screen
+from training.monitor.state import ENDED, FINISHED, Source, State, Watch
+from training.monitor.terminal import ESCAPE, RESIZED, RETURN, Quit, Terminal, print_screen, size
+from training.rundir import RunDir
+
+# A supervisor that is still there after the end may be writing its last lines, or about to start the ranks again.
+LAST_WORDS_S, LAST_LOOKS_S = 2.0, 0.2
+# The first screen does not wait for a slow GPU driver, and has no CPU use yet: the second one comes soon.
+FIRST_PATIENCE_S, SECOND_LOOK_S = 0.05, 1.0
+NICE = 5  # the run's processes go first
+INTERVALS_S = (0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
+KEYS = "q quit  ? help  p pause  l log  a diagnose  g GPUs  +/- every {} s"
+RUNS_KEYS = "q quit  ? help  p pause  Return opens the marked run  +/- every {} s"
+
+
+class Live:
+    """`newer`: what takes the place of a source that has ended; None as long as there is nothing newer."""
+
+    def __init__(self, source: Source, interval_s: float, *, ascii_only: bool, follow_exit: bool) -> None:
+        self.source, self.interval_s, self.ascii_only, self.follow_exit = source, interval_s, ascii_only, follow_exit
+        self.newer: Callable[[Source], Source | None] = lambda shown: None
+        self._first = source
+        self._paused = False
+        self._ended: float | None = None  # when the end was first seen
+
+    def go(self) -> int:
+        """Until the user leaves, or, with follow_exit, the run has ended. Raises KeyboardInterrupt (Ctrl-C), SystemExit (TERM, HUP)."""
+        self.state = self.source.read(FIRST_PATIENCE_S)
+        self.page: Page = self._home()
+        with contextlib.suppress(Quit), Terminal() as self.terminal:
+            try:
+                self._watch()
+            finally:
+                self.page.close()
+        if not self._runs and self.state["run"]["state"] in ENDED:  # its last screen stays; one row is left for the prompt
+            width, height = size()
+            print_screen(screen(self.state, View(width, height - 1, self.terminal.colour, self.ascii_only)))
+        return status(self.state) if self.follow_exit and not self._runs and self._over() else int(Exit.DONE)
+
+    def _watch(self) -> None:
+        self._paint()
+        os.nice(NICE)
+        next_look = time.monotonic() + min(self.interval_s, SECOND_LOOK_S)
+        while not (self.follow_exit and self._over()):
+            waits = isinstance(self.page, Diagnosis) and self.page.waits
+            hurry = waits or (self.follow_exit and self._ended is not None)
+            for key in self.terminal.wait(min(next_look, time.monotonic() + LAST_LOOKS_S) if hurry else next_look):
+                was_paused = self._paused
+                if not self._key(key):
+                    return
+                next_look = min(next_look, time.monotonic() + (0.0 if was_paused and not self._paused else self.interval_s))
+            if time.monotonic() >= next_look or (hurry and not waits):
+                if not self._paused:
+                    self._look()
+                next_look = time.monotonic() + self.interval_s
+            self._paint()
+
+    def _look(self) -> None:
+        self.state = self.source.read()
+        if not self._runs and self.state["run"]["state"] in ENDED:
+            self._ended = self._ended or time.monotonic()
+            if final(self.state, self._ended) and not self.follow_exit and (newer := self.newer(self.source)):
+                self.source = self._first = newer
+                self._ended = None
+                self.state = self.source.read()
+        else:
+            self._ended = None
+
+    def _over(self) -> bool:
+        """Has the run ended for good? Its supervisor is gone too: as long as it is there it may start the ranks again."""
+        if self._runs or self.state["run"]["state"] not in ENDED:
+            return False
+        self._ended = self._ended or time.monotonic()
+        return not self.state["run"]["supervisor_alive"]
+
+    @property
+    def _runs(self) -> bool:
+        return "runs" in self.state
+
+    def _home(self) -> Page:
+        return Runs() if self._runs else Overview()
+
+    def _key(self, key: str) -> bool:
+        """False: leave."""
+        if key == "q":
+            return False
+        if key == RESIZED or self.page.key(key, self.state):
+            return True
+        if key == "p":
+            self._paused = not self._paused
+        elif key in "+=-_":
+            self._change_interval(faster=key in "+=")
+        elif key in ("?", "h"):
+            self._show(Help)
+        elif key == RETURN and isinstance(self.page, Runs) and self.state["runs"]:
+            self.source = Watch(RunDir(self.page.marked))
+            self.state = self.source.read()
+            self._turn(Overview())
+        elif key == ESCAPE and isinstance(self.page, Overview) and self.source is not self._first:
+            opened = self.state["run"]["dir"]
+            self.source = self._first
+            self.state = self.source.read()
+            self._turn(Runs(opened))
+        elif key == ESCAPE:
+            self._turn(self._home())
+        elif not self._runs:
+            if key == "l":
+                self._show(Log)
+            elif key == "g":
+                self._show(GpuDetails)
+            elif key == "a":
+                self._turn(Overview() if isinstance(self.page, Diagnosis) else Diagnosis(self.state))
+        return True
+
+    def _show(self, kind: Callable[[], pages.Scrolled]) -> None:
+        """The same key leads there and back."""
+        self._turn(self._home() if type(self.page) is kind else kind())
+
+    def _turn(self, page: Page) -> None:
+        self.page.close()
+        self.page = page
+
+    def _change_interval(self, *, faster: bool) -> None:
+        steps = [s for s in INTERVALS_S if (s < self.interval_s if faster else s > self.interval_s)]
+        if steps:
+            self.interval_s = steps[-1] if faster else steps[0]
+
+    def _paint(self) -> None:
+        width, height = size()
+        footer = (RUNS_KEYS if self._runs else KEYS).format(f"{self.interval_s:g}")
+        if not isinstance(self.page, (Overview, Runs)):
+            footer = "Esc back  " + footer
+        if self._paused:
+            footer = f"PAUSED since {draw.clock(self.state['time_unix_s'])}  " + footer
+        if not self.terminal.has_keys:
+            footer = f"Ctrl-C quits  every {self.interval_s:g} s"
+        self.terminal.paint(self.page.lines(self.state, View(width, height, self.terminal.colour, self.ascii_only, footer)))
+
+
+def lines(source: Source, interval_s: float, *, ascii_only: bool, follow_exit: bool) -> State:
+    """Output that is no terminal: one plain line a look, of every living run. Returns the last state, of a run that has ended."""
+    ended: float | None = None
+    while True:
+        state = source.read()
+        runs = state.get("runs")
+        over = not any(r["run"]["state"] not in ENDED for r in runs) if runs is not None else state["run"]["state"] in ENDED
+        ended = (ended or time.monotonic()) if over else None
+        last = ended is not None and (runs is not None or (not state["run"]["supervisor_alive"] if follow_exit else final(state, ended)))
+        if last or not ended:
+            shown = [state] if runs is None else [r for r in runs if r["run"]["state"] not in ENDED] or runs[:1]
+            for one in shown:
+                line = one_line(one)
+                print(draw.to_ascii(line) if ascii_only else line, flush=True)
+        if last:
+            return state
+        time.sleep(LAST_LOOKS_S if ended else interval_s)
+
+
+def final(state: State, ended: float) -> bool:
+    """Whether nothing more is to come of a run whose end was first seen at `ended` (monotonic)."""
+    return not state["run"]["supervisor_alive"] or time.monotonic() - ended > LAST_WORDS_S
+
+
+def status(state: State) -> int:
+    """The exit status of a run that has ended; of one that nothing is known of, that of a failed one."""
+    code = state["run"]["exit_code"]
+    if code is not None:
+        return int(code)
+    return int(Exit.DONE if state["run"]["state"] == FINISHED else Exit.TRAINING)

@@ -1,0 +1,187 @@
+"""What the live view can show of a run besides its overview: help, the log, GPU details, a diagnosis; and the table of all runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import IO
+
+from training.monitor import draw, fleet, tables
+from training.monitor import screen as overview
+from training.monitor.draw import Line
+from training.monitor.records import last_lines
+from training.monitor.screen import View, finish
+from training.monitor.sections import place
+from training.monitor.state import State
+from training.monitor.terminal import DOWN, END, HOME, PAGE_DOWN, PAGE_UP, UP
+
+ROOT = Path(__file__).resolve().parents[2]
+LOG_BYTES = 1 << 20  # of the end of a log that can be scrolled through
+HELP = """\
+q          quit: the run goes on
+p          pause: nothing is looked at until p is pressed again
+l          the log
+a          diagnose: what went wrong, by the logs so far
+g          GPU details
++ and -    look more often, less often
+?          this help
+arrows, j k, Page Up, Page Down, Home, End    scroll
+Return     open the run that is marked (--all)
+Esc        back
+
+* marks GPUs and processes of this run.
+OWN WORK is what a rank does alone in a step (its data and forward pass);
+all wait for the slowest one.
+LAST BEAT is how long ago a rank said what it does.
+A line with ! needs your attention.
+"""
+
+
+class Page(ABC):
+    """`lines` draws, `key` may take a key and says whether it did."""
+
+    @abstractmethod
+    def lines(self, state: State, view: View) -> list[str]: ...
+
+    def key(self, key: str, state: State) -> bool:
+        return False
+
+    def close(self) -> None:  # noqa: B027 – most have nothing to close
+        pass
+
+
+class Overview(Page):
+    def lines(self, state: State, view: View) -> list[str]:
+        return overview.screen(state, view)
+
+
+class Scrolled(Page):
+    """Text longer than the screen; it begins at its end when `from_end`."""
+
+    from_end = False
+
+    def __init__(self) -> None:
+        self._above: int | None = None  # rows above the screen; None: the end is shown, whatever comes
+        if not self.from_end:
+            self._above = 0
+        self._rows = self._most = 0
+
+    @abstractmethod
+    def title(self, state: State) -> Line: ...
+
+    @abstractmethod
+    def text(self, state: State) -> list[Line]: ...
+
+    def lines(self, state: State, view: View) -> list[str]:
+        text = [row for line in self.text(state) for row in draw.wrap(line, view.width, 2)]
+        self._rows = max(1, view.height - 2 - bool(view.footer))
+        self._most = max(0, len(text) - self._rows)
+        above = self._most if self._above is None else min(self._above, self._most)
+        here = f"  lines {above + 1}-{min(len(text), above + self._rows)} of {len(text)}" if text else ""
+        shown = [draw.sides(self.title(state), [(here, "dim")], view.width), [], *text[above : above + self._rows]]
+        return finish(shown, view)
+
+    def key(self, key: str, state: State) -> bool:
+        above = self._most if self._above is None else self._above
+        moves = {UP: above - 1, DOWN: above + 1, PAGE_UP: above - self._rows, PAGE_DOWN: above + self._rows, HOME: 0, END: self._most}
+        if key not in moves:
+            return False
+        above = max(0, min(self._most, moves[key]))
+        self._above = None if self.from_end and above == self._most else above
+        return True
+
+
+class Help(Scrolled):
+    def title(self, state: State) -> Line:
+        return [("Keys", "bold")]
+
+    def text(self, state: State) -> list[Line]:
+        return [[(line, "")] for line in HELP.splitlines()]
+
+
+class Log(Scrolled):
+    from_end = True
+
+    def title(self, state: State) -> Line:
+        return [("Log  ", "bold"), (place(state["log"]["file"] or "this run has none", 60), "dim")]
+
+    def text(self, state: State) -> list[Line]:
+        file = state["log"]["file"]
+        return [[(draw.clean(line), "")] for line in (last_lines(Path(file), 1 << 30, LOG_BYTES) if file else [])]
+
+
+class GpuDetails(Scrolled):
+    def title(self, state: State) -> Line:
+        return [("GPUs", "bold"), (f"  {draw.clean(state['gpus_reason'])}", "dim")]
+
+    def text(self, state: State) -> list[Line]:
+        return [line for gpu in state["gpus"] for line in [*tables.gpu_details(gpu, state["ranks"]), []]]
+
+
+class Diagnosis(Scrolled):
+    """`python -m training.diagnose` of this run's logs, in a process of its own: a log may be large."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__()
+        self._target = state["run"]["dir"] or state["log"]["file"]
+        self._started = time.monotonic()
+        self._out: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 – closed in close()
+        self._said: list[str] | None = None
+        command = [sys.executable, str(ROOT / "lib/run_module.py"), "training.diagnose", str(self._target)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=self._out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+    def title(self, state: State) -> Line:
+        return [("Diagnosis  ", "bold"), (place(str(self._target), 60), "dim")]
+
+    def text(self, state: State) -> list[Line]:
+        if self._said is None and self._process.poll() is not None:
+            self._out.seek(0)
+            self._said = self._out.read().decode("utf-8", "replace").splitlines() or ["nothing was said"]
+        if self._said is None:
+            return [[(f"reading the logs … {time.monotonic() - self._started:.0f} s", "dim")]]
+        return [[(draw.clean(line), "")] for line in self._said]
+
+    @property
+    def waits(self) -> bool:
+        return self._said is None
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._out.close()
+
+
+class Runs(Page):
+    """The table of all runs, one of them marked: by its folder, since runs come and go."""
+
+    def __init__(self, marked: str = "") -> None:
+        self.marked = marked
+        self._rows = 1
+
+    def lines(self, state: State, view: View) -> list[str]:
+        self._rows = fleet.rows_for(view)
+        place = self._place(state)
+        self.marked = state["runs"][place]["run"]["dir"] if state["runs"] else ""
+        return fleet.screen(state, view, place)
+
+    def key(self, key: str, state: State) -> bool:
+        last, place = len(state["runs"]) - 1, self._place(state)
+        moves = {UP: place - 1, DOWN: place + 1, PAGE_UP: place - self._rows, PAGE_DOWN: place + self._rows, HOME: 0, END: last}
+        if key not in moves or not state["runs"]:
+            return False
+        self.marked = state["runs"][max(0, min(last, moves[key]))]["run"]["dir"]
+        return True
+
+    def _place(self, state: State) -> int:
+        return next((n for n, run in enumerate(state["runs"]) if run["run"]["dir"] == self.marked), 0)

@@ -1,0 +1,180 @@
+"""The parts of a screen that are no tables: head, verdict, numbers, curves, alerts, warnings, log, places."""
+
+from __future__ import annotations
+
+import math
+import os
+
+from training.monitor import draw, naming
+from training.monitor.draw import Line
+from training.monitor.records import number
+from training.monitor.state import ENDED, State
+
+BADGES = {"starting": "info", "running": "good", "finished": "good", "stopped": "warn", "failed": "bad", "died": "bad", "silent": "warn"}
+FINE = 0.1  # labels of a curve below it have three digits, not three places behind the point
+CLIPPED = 50  # points from which on the fall of the first steps is cut off
+
+
+def head(state: State, width: int) -> list[Line]:
+    run, progress = state["run"], state["progress"]
+    badge = (f"{run['state'].upper()}", BADGES[run["state"]])
+    first = draw.sides(
+        [("Duet  ", "dim"), (draw.clean(run["name"]), "bold")], [badge, ("  " + draw.clock(state["time_unix_s"]), "dim")], width
+    )
+    facts = [draw.clean(run["script"] or (f"log of {run['source'] or 'another program'}" if run["kind"] == "log" else "unknown script"))]
+    if run["ranks"] is not None:
+        facts.append(f"{run['ranks']} rank{'s' if run['ranks'] != 1 else ''}")
+    facts += [draw.clean(run[name]) for name in ("device", "precision") if run[name]]
+    if (task := run.get("task")) not in (None, naming.GPT):
+        facts.insert(1, draw.clean(task))
+    if progress["epoch"] is not None:
+        facts.append(f"epoch {progress['epoch']}" + (f" of {progress['epochs']}" if progress["epochs"] else ""))
+    if run["restarts"]:
+        facts.append(f"{run['restarts']} restart{'s' if run['restarts'] != 1 else ''}")
+    return [first, [(" · ".join(facts), "")], _progress(state, width)]
+
+
+def _progress(state: State, width: int) -> Line:
+    progress = state["progress"]
+    total, step, percent = progress["total_steps"], progress["step"], progress["percent"]
+    right = (
+        "no step yet"
+        if step is None
+        else f"step {step:,}" + (f" of {total:,}" if total else "") + (" in this epoch" if progress.get("scope") == "epoch" else "")
+    )
+    right += f"  {percent:.1f} %" if percent is not None else ""
+    if progress["elapsed_s"] is not None:
+        right += f"  {draw.duration(progress['elapsed_s'])} elapsed"
+    if state["run"]["state"] == "running" and total and step is not None and step >= total:
+        right += ", finishing"
+    if progress["eta_s"] is not None:
+        right += f", {draw.duration(progress['eta_s'])} left"
+        ends = f" (ends {draw.clock(state['time_unix_s'] + progress['eta_s'], '%a %H:%M')})"
+        if draw.cells(right + ends) + 7 <= width:
+            right += ends
+    room = min(60 if width < 140 else 90, width - draw.cells(right) - 2)
+    shown: Line = [(draw.bar(percent / 100, room), "good"), ("  ", "")] if percent is not None and room >= 5 else []
+    return [*shown, (right, "")]
+
+
+def verdict(state: State, width: int) -> list[Line]:
+    """How it ended, or why nothing happens; whole, since it is there to be read and pasted."""
+    run, summary, failure = state["run"], state["summary"] or {}, state["failure"] or {}
+    style = BADGES[run["state"]] if run["state"] in ENDED else "warn"
+    if run["state"] == "finished" and "loss_last" in summary:
+        scores = f"{_from_to(summary, 'val_bpb')} bits/byte" if "val_bpb_last" in summary else ", ".join(naming.courses(summary))
+        said = " · ".join(filter(None, [f"done: loss {_from_to(summary, 'loss')}", draw.clean(scores)]))
+        return draw.wrap([(said, style)], width, 6)
+    if not run["reason"]:
+        return []
+    lines: list[Line] = [[(draw.clean(run["reason"]), style)]]
+    place = " in ".join(draw.clean(w) for w in (failure.get("phase"), failure.get("where")) if isinstance(w, str))
+    lines += [[(f"  in {place}", "")]] if place else []
+    advice = failure.get("advice")
+    lines += [[(f"  try: {draw.clean(a)}", "")] for a in advice if isinstance(a, str)] if isinstance(advice, list) else []
+    return [row for line in lines for row in draw.wrap(line, width, 4)]
+
+
+def _from_to(summary: State, name: str) -> str:
+    return " → ".join(draw.decimal(number(summary.get(f"{name}_{which}"))) for which in ("first", "last"))
+
+
+def evaluation(training: State) -> str:
+    """'val 2.0312 bits/byte (best 2.0000, step 100)'; empty before the first one."""
+    if training["eval_name"] is None:
+        return ""
+    name = draw.clean(training["eval_name"])
+    words = "val" if name in ("val_bpb", "val_psnr") else name.replace("_", " ")  # the unit says which one
+    words += f" {draw.decimal(training['eval_last'])}" + (f" {training['eval_unit']}" if training["eval_unit"] else "")
+    if training["eval_best_step"] is None:
+        return words
+    best = "best" if training["eval_best"] == training["eval_last"] else f"best {draw.decimal(training['eval_best'])}"
+    return f"{words} ({best}, step {training['eval_best_step']:,})"
+
+
+def numbers(state: State, width: int, rows: int) -> list[Line]:
+    training = state["training"]
+    if training["loss"] is None and training["eval_last"] is None:  # no step yet
+        return []
+    loss = "" if training["loss_is_finite"] in (True, None) else "bad"
+    score = evaluation(training)
+    items: list[Line] = [[("loss ", "dim"), (draw.decimal(training["loss"]), loss or "bold")]]
+    items += [[(score, "")]] if score else []
+    unit, rate, count = training["unit"], naming.speed(training), naming.so_far(training)
+    if rate is not None:
+        each = " per device" if training.get("tokens_per_s_of") == "device" else ""
+        items.append([(draw.count(rate), "bold"), (f" {draw.clean(unit)}/s{each}", "dim")])
+    if training["step_ms_median"] is not None:
+        p95 = "" if training["step_ms_p95"] is None else f" (p95 {draw.milliseconds(training['step_ms_p95'])})"
+        items.append([("step ", "dim"), (draw.milliseconds(training["step_ms_median"]), ""), (p95, "dim")])
+    items.append([("MFU ", "dim"), (f"{100 * training['mfu']:.1f} %", "")] if training["mfu"] is not None else [])
+    for name, key in (("lr ", "lr"), ("grad norm ", "grad_norm")):
+        items.append([(name, "dim"), (draw.decimal(training[key], ".3g"), "")] if training[key] is not None else [])
+    items.append([(draw.count(count), ""), (f" {draw.clean(unit)}", "dim")] if count is not None else [])
+    items.append([("memory ", "dim"), (f"{draw.gib(training['memory_bytes'])} GiB", "")] if training["memory_bytes"] else [])
+    return draw.flow([item for item in items if item], width, rows)
+
+
+def loss_curve(state: State, width: int, rows: int) -> list[Line]:
+    return curve([(p["step"], p["loss"]) for p in state["loss_curve"]["points"]], "loss", width, rows)
+
+
+def speed_curve(state: State, width: int, rows: int) -> list[Line]:
+    points = state["speed_curve"]["points"] if state.get("speed_curve") else []
+    name = "tok/s" if (unit := state["training"]["unit"]) == naming.TOKENS else f"{draw.clean(str(unit))}/s"
+    rates = [(p["step"], rate) for p in points if (rate := naming.speed(p)) is not None]
+    return curve(rates, name, width, rows, falls=False)
+
+
+def curve(points: list[tuple[int, float]], name: str, width: int, rows: int, *, falls: bool = True) -> list[Line]:
+    """`falls`: what begins far above the rest; the top tenth is cut off then, and the label says so."""
+    finite = sorted(v for _, v in points if math.isfinite(v))
+    if len(points) < 2 or not finite or rows < 1:
+        return []
+    clip = falls and len(finite) >= CLIPPED
+    low, high = finite[0] if falls else 0.0, finite[len(finite) * 9 // 10] if clip else finite[-1]
+    shown = (lambda v: format(v, ".3f" if abs(high) >= FINE else ".3g")) if falls else draw.count
+    top, bottom = ("≥" if clip and high < finite[-1] else "") + shown(high), shown(low)
+    if rows == 1:
+        label = f" {top} – {bottom}"
+        bars = draw.plot(draw.spread(points, max(1, width - len(label) - len(name) - 1)), low, high, 1)
+        return [[(f"{name} ", "dim"), (bars[0], "info"), (label, "dim")]]
+    margin = max(len(top), len(bottom), len(name))
+    bars = draw.plot(draw.spread(points, max(1, width - margin - 2)), low, high, rows)
+    labels = [top, *[""] * (rows - 2), bottom]
+    if rows > 2:
+        labels[1] = name
+    return [[(f"{label:>{margin}} │", "dim"), (part, "info")] for label, part in zip(labels, bars, strict=True)]
+
+
+def alerts(state: State, width: int) -> list[Line]:
+    return [row for a in state["alerts"] for row in draw.wrap([("! ", "bad"), (draw.clean(a["text"]), "bad")], width, 2)]
+
+
+def warnings(state: State) -> list[Line]:
+    return [[(f"warning {draw.clock(w['time_unix_s'])} ", "warn"), (draw.clean(w["text"]), "")] for w in state["warnings"]]
+
+
+def log(state: State, width: int, rows: int) -> list[Line]:
+    file, lines = state["log"]["file"], state["log"]["last_lines"]
+    if not file or rows < 1:
+        return []
+    shown = lines[-(rows - 1) :] if rows > 1 else []
+    return [[("LOG  ", "dim"), (place(file, width - 5), "dim")], *([(draw.clean(line), "")] for line in shown)]
+
+
+def places(state: State, width: int) -> list[Line]:
+    lines: list[Line] = []
+    if state["run"]["dir"]:
+        lines.append([("RUN  ", "dim"), (place(state["run"]["dir"], width - 5), "dim")])
+    if saved := state["checkpoint"]:
+        age = "" if state["run"]["state"] in ENDED else f"{draw.duration(max(0.0, state['time_unix_s'] - saved['time_unix_s']))} ago  "
+        where = place(saved["path"], width - 12 - len(age)) if saved["path"] else ""
+        lines.append([("CHECKPOINT  ", "dim"), (age, ""), (where, "dim")])
+    return lines
+
+
+def place(path: str, width: int) -> str:
+    """A path as short as it can be pasted here: relative below the current folder; its end when it does not fit."""
+    here = os.getcwd().rstrip("/") + "/"
+    return draw.cut_left(draw.clean(path.removeprefix(here)), width)
