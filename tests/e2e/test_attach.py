@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from tests.conftest import ROOT, TOKEN, processes, wait_until
-from tests.e2e.conftest import Launched
+from tests.conftest import ROOT, wait_until
+from tests.e2e.conftest import Launched, Torchrun
 from training.watch import ranks
 from training.watch.sight import proc
 
 QUICKSTART = "configs/dual_gpu/quickstart.py"
 FAULTY = Path(__file__).parent / "scripts/faulty.py"
-Torchrun = Callable[..., tuple[int, Path]]
 
 
 def place(text: str) -> str:
@@ -33,29 +29,8 @@ def attach(*argv: str, cwd: Path = ROOT) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.fixture
-def torchrun(tmp_path: Path, token: str) -> Iterator[Torchrun]:
-    """Starts faulty.py under plain torchrun, on two ranks, and waits for its fault: the pid of torchrun, and its output."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(*args: str, until: str = "FAULT") -> tuple[int, Path]:
-        console = tmp_path / f"console{len(started)}.txt"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
-        with console.open("wb") as out:
-            env = os.environ | {TOKEN: token, "OMP_NUM_THREADS": "1"}
-            started.append(subprocess.Popen([*command, str(FAULTY), *args], stdout=out, stderr=out, env=env, start_new_session=True))
-        wait_until(lambda: until in console.read_text(), 60, f"{until!r} in {console}")
-        return started[-1].pid, console
-
-    yield start
-    for process in started:
-        for pid in processes(token):
-            os.kill(pid, signal.SIGKILL)
-        process.wait()
-
-
 def test_somebody_elses_training_is_stuck(torchrun: Torchrun) -> None:
-    launcher, _ = torchrun("sleep")
+    launcher, _ = torchrun(FAULTY, "sleep")
     found = ranks.of_process(launcher)
     wait_until(lambda: all((now := proc.look(pid)) and "futex" in now.waits_in for pid in found.values()), 20, "both have come to rest")
     at = place("# the deadlock")
@@ -67,7 +42,7 @@ def test_somebody_elses_training_is_stuck(torchrun: Torchrun) -> None:
 
 
 def test_a_data_loader_worker_is_named(torchrun: Torchrun) -> None:
-    launcher, _ = torchrun("worker", until="step 19")
+    launcher, _ = torchrun(FAULTY, "worker", until="step 19")
     found = ranks.of_process(launcher)
     wait_until(lambda: all((now := proc.look(pid)) and now.state == "S" for pid in found.values()), 20, "both have come to rest")
     code, said = attach(f"--pid={launcher}", "--json")
@@ -78,13 +53,13 @@ def test_a_data_loader_worker_is_named(torchrun: Torchrun) -> None:
 
 
 def test_a_training_that_goes_on(torchrun: Torchrun) -> None:
-    launcher, _ = torchrun("ok", until="step 5")
+    launcher, _ = torchrun(FAULTY, "ok", until="step 5")
     code, said = attach(f"--pid={launcher}")
     assert code == 0 and said.splitlines()[-1].startswith("no standstill: "), said
 
 
 def test_an_evaluation_on_one_rank(torchrun: Torchrun) -> None:
-    launcher, _ = torchrun("slow_eval", "60")
+    launcher, _ = torchrun(FAULTY, "slow_eval", "60")
     code, said = attach(f"--pid={launcher}")
     assert code == 0, said
     assert "rank 1 waits in barrier" in said.splitlines()[-1] and "(evaluate)" in said

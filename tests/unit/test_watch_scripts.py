@@ -170,6 +170,14 @@ def test_a_rank_that_goes_on_in_the_middle_of_the_silence(tmp_path: Path) -> Non
         wait_until(lambda: watch.look(pids) is None and not watch._stopped, 20, "it is no longer counted as stopped")
 
 
+def test_looks_that_take_long_are_as_good() -> None:
+    """On a busy machine a look takes longer than the window in which three of them should fall."""
+    samples = [Sample(at, {}) for at in (1.0, 1.5, 2.0, 2.5)]
+    assert scripts.last(samples, 0.6) == samples[1:]
+    assert scripts.last(samples, 1.2) == samples[1:] and scripts.last(samples, 1.5) == samples
+    assert scripts.last(samples, 5.0) == [] and scripts.last(samples[:2], 0.6) == []
+
+
 def test_zero_is_never(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "locks", "waits") as (pids, _):
         watch = ScriptWatch(0)

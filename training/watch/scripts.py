@@ -202,7 +202,9 @@ class ScriptWatch:
 
 
 def last(samples: Sequence[Sample], seconds: float) -> Sequence[Sample]:
-    """Those of the last seconds; none when they do not reach back that far (a sample less does not matter) or are too few."""
-    part = [sample for sample in samples if samples[-1].at - sample.at <= seconds]
+    """Those of the last seconds; none when they do not reach back that far (a sample less does not matter) or are too few. Where each
+    look takes long, on a busy machine, they are the last few all the same: what held for longer holds."""
+    within = sum(samples[-1].at - sample.at <= seconds for sample in samples)
+    part = samples[-max(within, SAMPLES) :]
     reach = part[-1].at - part[0].at if part else 0.0
     return part if len(part) >= SAMPLES and reach > REACH * seconds else []
