@@ -26,10 +26,12 @@ from benchmarks.common import ROOT, environment, prepared
 from benchmarks.variants import Choices, Variant
 from training.config.batch import Batch
 from training.config.schema import Config
-from training.data.loader import Batches, dataset
+from training.data.loader import Batches
 from training.data.tokenizer import of
+from training.data.tokens import dataset, pair
 from training.engine import optim
-from training.engine.shape import Shape
+from training.tasks.gpt import optim as gpt_optim
+from training.tasks.gpt.shape import Shape
 
 DEPTH, LENGTH, SEQUENCES = 4, 256, 8
 VALIDATION = 512  # sequences
@@ -43,7 +45,7 @@ class Change:
     model: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     momentum_steps: int = optim.MOMENTUM_STEPS
-    betas: tuple[float, float] = optim.BETAS
+    betas: tuple[float, float] = gpt_optim.BETAS
     newton_schulz: int = 5
 
 
@@ -54,8 +56,8 @@ CHANGES = {
     "merged_qkv": Change("query, key and value as one matrix for Muon", {"separate_qkv": False}),
     "no_momentum_warmup": Change("Muon's momentum 0.95 from the start", momentum_steps=1),
     "ns3": Change("3 Newton-Schulz iterations, not 5", newton_schulz=3),
-    "matrix_lr_half": Change("matrices' rate × 1/2", config={"matrix_lr": optim.MATRIX_LR["muon"] / 2}),
-    "matrix_lr_double": Change("matrices' rate × 2", config={"matrix_lr": optim.MATRIX_LR["muon"] * 2}),
+    "matrix_lr_half": Change("matrices' rate × 1/2", config={"matrix_lr": gpt_optim.MATRIX_LR["muon"] / 2}),
+    "matrix_lr_double": Change("matrices' rate × 2", config={"matrix_lr": gpt_optim.MATRIX_LR["muon"] * 2}),
     "embedding_lr_half": Change("embedding's rate × 1/2", config={"embedding_lr": Config.embedding_lr / 2}),
     "embedding_lr_double": Change("embedding's rate × 2", config={"embedding_lr": Config.embedding_lr * 2}),
     "unembedding_lr_half": Change("head's rate × 1/2", config={"unembedding_lr": Config.unembedding_lr / 2}),
@@ -84,9 +86,9 @@ CHANGES = {
 
 
 def build(model: Variant, change: Change, config: Config) -> optim.Optimizers:
-    """As training.engine.optim.build, for the parameters that a variant has."""
-    matrices, scale = model.matrices, (model.shape.width / optim.REFERENCE_WIDTH) ** -0.5
-    rate = optim.MATRIX_LR[config.optimizer] if isinstance(config.matrix_lr, str) else config.matrix_lr
+    """As training.tasks.gpt.optim.build, for the parameters that a variant has."""
+    matrices, scale = model.matrices, (model.shape.width / gpt_optim.REFERENCE_WIDTH) ** -0.5
+    rate = gpt_optim.MATRIX_LR[config.optimizer] if isinstance(config.matrix_lr, str) else config.matrix_lr
     taken = {id(p) for p in [*matrices, model.head.weight]}
     rest = [p for p in model.parameters() if id(p) not in taken]
     groups: list[dict[str, Any]] = [{"params": rest, "lr": config.embedding_lr * scale, "weight_decay": 0.0}]
@@ -96,7 +98,7 @@ def build(model: Variant, change: Change, config: Config) -> optim.Optimizers:
         first.append(torch.optim.Muon(matrices, rate, config.weight_decay, ns_steps=change.newton_schulz))
     else:
         groups.insert(0, {"params": matrices, "lr": rate * scale, "weight_decay": config.weight_decay})
-    return optim.Optimizers([*first, torch.optim.AdamW(groups, betas=change.betas, eps=optim.EPSILON, fused=True)])
+    return optim.Optimizers([*first, torch.optim.AdamW(groups, betas=change.betas, eps=gpt_optim.EPSILON, fused=True)])
 
 
 def run(name: str, steps: int, seed: int) -> dict[str, Any]:
@@ -109,7 +111,8 @@ def run(name: str, steps: int, seed: int) -> dict[str, Any]:
     model = Variant(Shape(DEPTH, data.vocab, LENGTH), Choices(**change.model))
     optimizer = build(model, change, config)
     batch = Batch(SEQUENCES, LENGTH, 1, 1)
-    batches = Batches(dataset(data, "train", LENGTH), batch, rank=0, seed=seed, workers=0, persistent=False).epoch(0, 0)
+    train = dataset(data, "train", LENGTH)
+    batches = Batches(train, batch, rank=0, seed=seed, workers=0, persistent=False, arrive=pair).epoch(0, 0)
     autocast, times = torch.autocast("cpu", torch.bfloat16), []
     for step in range(steps):
         started = time.perf_counter()

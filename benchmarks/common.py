@@ -42,7 +42,7 @@ def prepared() -> Prepared:
 
 def train_command(folder: Path, **flags: object) -> list[str]:
     """Our product as a program, one process, its run in `folder`/run."""
-    fixed = {"device": "cpu", "out_dir": folder, "log_dir": folder, "run_name": "run", "sample_tokens": 0}
+    fixed = {"device": "cpu", "out_dir": folder, "log_dir": folder, "run_name": "run", "sample_tokens": 0, "report": "false"}
     return [sys.executable, "train.py", *(f"--{name}={value}" for name, value in (fixed | flags).items())]
 
 

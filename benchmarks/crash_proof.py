@@ -11,7 +11,8 @@ from typing import Any
 from training.engine import manifest
 from training.rundir import RunDir, read_json, read_records
 
-TIMES = ("time", "tokens_per_s", "step_ms", "eval_ms")  # of a metrics record: all else is the same in every run
+# Times and memory in a metrics record: all else is the same in every run.
+MEASURED = ("time", "tokens_per_s", "step_ms", "eval_ms", "own_ms", "memory_bytes", "mfu")
 SAME = ("status", "steps", "tokens", "loss_first", "loss_last", "val_bpb_first", "val_bpb_last", "sample", "checkpoint")
 
 Record = dict[str, Any]
@@ -50,7 +51,7 @@ def key(record: Record) -> tuple[int, str]:
 
 
 def essence(record: Record) -> Record:
-    return {name: value for name, value in record.items() if name not in TIMES}
+    return {name: value for name, value in record.items() if name not in MEASURED}
 
 
 def checksum(state: Path) -> str:

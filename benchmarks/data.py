@@ -25,11 +25,13 @@ from tqdm import tqdm
 from training import rundir
 from training.config.batch import Batch
 from training.config.schema import Config
-from training.data.loader import Batches, TokenDataset
+from training.data.loader import Batches
 from training.data.order import Order
+from training.data.tokens import TokenDataset, pair
 from training.distributed import World
 from training.engine.checkpoint import Position
 from training.engine.trainer import begin_epoch
+from training.tasks.gpt.task import LanguageModel
 
 SEQ, SIZE, COUNT, SHARD_TOKENS = 128, 16, 300, 1 << 24
 MANY = 50_000_000
@@ -86,9 +88,8 @@ class Switch:
         config, run = Config(device="cpu"), rundir.RunDir(folder)
         steps = len(batches.dataset) // batches.step_sequences
         world = World(0, 0, 1, torch.device("cpu"), "none", "-")
-        self.session: Any = SimpleNamespace(
-            config=config, run=run, world=world, batches=batches, batch=batches.batch, steps_left=lambda position: steps
-        )
+        self.session: Any = SimpleNamespace(config=config, run=run, world=world, batches=batches, batch=batches.batch, task=LanguageModel)
+        self.session.steps_left, self.session.barrier_s = lambda position: steps, 60.0
         gc.collect()
         gc.freeze()  # as train() does
 
@@ -115,9 +116,10 @@ def main() -> None:
         batch = Batch(SIZE, SEQ, 2, 1)
 
         def ours(data: TokenDataset, workers: int = 0) -> Batches:
-            return Batches(data, batch, rank=0, seed=1, workers=workers, persistent=False)
+            return Batches(data, batch, rank=0, seed=1, workers=workers, persistent=False, arrive=pair)
 
-        switch = Switch(Batches(one, Batch(SIZE, SEQ, 1, 1), rank=0, seed=1, workers=0, persistent=False), Path(folder))
+        alone = Batch(SIZE, SEQ, 1, 1)
+        switch = Switch(Batches(one, alone, rank=0, seed=1, workers=0, persistent=False, arrive=pair), Path(folder))
         for number in tqdm(range(rounds + 1), unit="round", disable=None):
             if number == 1:
                 found.clear()

@@ -27,7 +27,15 @@ from training.rundir import RunDir, read_records
 
 CONFIG = "configs/dual_gpu/quickstart.py"
 SCRIPT = "tests/e2e/scripts/faulty.py"
-SHAPE = {"depth": 1, "max_seq_len": 32, "device_batch_size": 4, "total_batch_size": 256, "device": "cpu", "use_dummy_wandb": "true"}
+SHAPE = {
+    "depth": 1,
+    "max_seq_len": 32,
+    "device_batch_size": 4,
+    "total_batch_size": 256,
+    "device": "cpu",
+    "use_dummy_wandb": "true",
+    "report": "false",
+}
 PARAGRAPH = "def word(n):\n    return 'the quick brown fox jumps over the lazy dog'[n % 40:]\n"
 BUSY = "while True: pass"
 

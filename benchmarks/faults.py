@@ -34,7 +34,7 @@ CONFIG = "configs/dual_gpu/quickstart.py"
 FLOOR_S = 3
 POLL_S = 0.05
 TINY = {"depth": 1, "max_seq_len": 32, "device_batch_size": 4, "total_batch_size": 256, "num_iterations": 100000, "eval_every": 0}
-TINY |= {"device": "cpu", "use_dummy_wandb": "true", "tensorboard": "false", "hang_timeout": FLOOR_S}
+TINY |= {"device": "cpu", "use_dummy_wandb": "true", "tensorboard": "false", "report": "false", "hang_timeout": FLOOR_S}
 # What happens → (our own training, the script); '' where that can not happen there.
 FAULTS = {
     "a lock that nobody lets go": ("sleep@rank=0,step=20", "sleep"),

@@ -75,13 +75,13 @@ def steps(load: Load, count: int) -> None:
     import torch
 
     from training.config.schema import Config
-    from training.engine import optim
-    from training.engine.model import GPT, Frugal
-    from training.engine.shape import Shape
+    from training.tasks.gpt import optim as gpt_optim
+    from training.tasks.gpt.model import GPT, Frugal
+    from training.tasks.gpt.shape import Shape
 
     device = "cuda" if load.cuda else "cpu"
     model = GPT(Shape(load.depth, load.vocab, load.seq_len), Frugal(load.blocks, load.chunks)).to(device)
-    optimizer = optim.build(model, Config(optimizer="muon" if load.muon else "adamw"))
+    optimizer = gpt_optim.build(model, Config(optimizer="muon" if load.muon else "adamw"))
     if load.compiled:
         model.compile_parts()
     tokens = torch.randint(0, min(load.vocab, 256), (load.sequences, load.seq_len), device=device)
@@ -118,7 +118,7 @@ def main() -> None:
     compiled = parser.parse_args().compile
     import torch
 
-    from training.engine.measure import peak
+    from training.tasks.gpt.measure import peak
 
     rows = []
     for name, load in tqdm(shapes(torch.cuda.is_available(), compiled).items(), unit="shape", disable=None):

@@ -21,7 +21,7 @@ from training.rundir import RunDir, read_json, read_records
 
 CONFIG = "configs/dual_gpu/quickstart.py"
 SHAPE = {"depth": 1, "max_seq_len": 32, "device_batch_size": 4, "total_batch_size": 256, "num_iterations": 60, "save_every": 10}
-QUIET = {"eval_every": 0, "device": "cpu", "use_dummy_wandb": "true", "tensorboard": "false", "hang_timeout": 3}
+QUIET = {"eval_every": 0, "device": "cpu", "use_dummy_wandb": "true", "tensorboard": "false", "report": "false", "hang_timeout": 3}
 FAULTS = {
     "SIGKILL": "kill@rank=1,step=24",
     "a lock that nobody lets go": "sleep@rank=0,step=24",

@@ -25,7 +25,7 @@ from training.rundir import read_records
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = "configs/dual_gpu/quickstart.py"
 FLAGS = ["--device=cpu", "--depth=2", "--max_seq_len=64", "--device_batch_size=4", "--total_batch_size=512", "--num_iterations=2"]
-FLAGS += ["--eval_every=0", "--sample_tokens=0"]
+FLAGS += ["--eval_every=0", "--sample_tokens=0", "--report=false"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 WAYS = {
     "plain python, 1 rank": [sys.executable, "train.py", CONFIG],

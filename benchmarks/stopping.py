@@ -32,7 +32,15 @@ def once(number: signal.Signals, ranks: int) -> float:
     """Seconds from the signal until the launcher has ended and none of its processes is left."""
     with tempfile.TemporaryDirectory() as folder:
         run = RunDir(Path(folder, "run"))
-        flags = {"out_dir": folder, "log_dir": folder, "run_name": "run", "device": "cpu", "eval_every": 0, "use_dummy_wandb": "true"}
+        flags = {
+            "out_dir": folder,
+            "log_dir": folder,
+            "run_name": "run",
+            "device": "cpu",
+            "eval_every": 0,
+            "use_dummy_wandb": "true",
+            "report": "false",
+        }
         command = ["./launch_train.sh", str(ranks), "configs/dual_gpu/quickstart.py", *(f"--{k}={v}" for k, v in flags.items())]
         launcher = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:

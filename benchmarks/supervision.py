@@ -25,7 +25,15 @@ from training import heartbeat
 from training.rundir import RunDir, read_json, read_records
 
 SHAPE = {"depth": 2, "max_seq_len": 64, "device_batch_size": 12, "total_batch_size": 1536}
-QUIET = {"eval_every": 0, "sample_tokens": 0, "tensorboard": "false", "use_dummy_wandb": "true", "device": "cpu", "log_every": 100}
+QUIET = {
+    "eval_every": 0,
+    "sample_tokens": 0,
+    "tensorboard": "false",
+    "report": "false",
+    "use_dummy_wandb": "true",
+    "device": "cpu",
+    "log_every": 100,
+}
 CONFIG = "configs/dual_gpu/quickstart.py"
 WARM_STEPS = 20
 BEATS = 100_000

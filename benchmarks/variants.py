@@ -1,5 +1,5 @@
 """Our model with its choices as switches, for benchmarks.ablation. With the defaults it computes exactly what
-training.engine.model.GPT does (a test compares them)."""
+training.tasks.gpt.model.GPT does (a test compares them)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.engine.model import ROPE_BASE, SOFTCAP, norm, rotate
-from training.engine.shape import Shape
+from training.tasks.gpt.model import ROPE_BASE, SOFTCAP, norm, rotate
+from training.tasks.gpt.shape import Shape
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Block(nn.Module):
 
 
 class Variant(nn.Module):
-    """forward(inputs, targets): mean loss in nats per token, as training.engine.model.GPT."""
+    """forward(inputs, targets): mean loss in nats per token, as training.tasks.gpt.model.GPT."""
 
     cos: Tensor
     sin: Tensor

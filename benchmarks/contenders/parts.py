@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from training.engine.model import GPT
-from training.engine.shape import Shape
+from training.tasks.gpt.model import GPT
+from training.tasks.gpt.shape import Shape
 
 CLIP = 1.0
 LR, BETAS, WEIGHT_DECAY = 1e-3, (0.9, 0.95), 0.1
