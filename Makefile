@@ -63,9 +63,11 @@ check: lint
 test: lint peers
 	$(PY) -m pytest -q
 
-# Everything that docs/performance.md, docs/model.md and docs/reliability.md tell; about three hours on a quiet machine.
+# Everything that the documentation tells; about three hours on a quiet machine.
 bench: env peers
-	for name in startup data checkpoints memory peers target ablation gloo supervision faults recovery crashes false_alarms; do $(PY) -m benchmarks.$$name || exit; done
+	for name in startup data checkpoints memory peers target ablation gloo supervision faults recovery crashes false_alarms watching inspection epochs; do $(PY) -m benchmarks.$$name || exit; done
+	test -d data/blur_video || $(PY) -m training.tasks.make_blur_video
+	$(PY) -m benchmarks.video
 	$(PY) -m training.scaling
 
 # Only what .venv lacks, and without dependencies: torch and all else come from .venv, which stays as it is.

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-TOOLS = ("git", "make", "gcc", "python3", "npm", "slurmctld")
+TOOLS = ("git", "make", "gcc", "python3", "npm", "slurmctld", "chromium", "prometheus")
 
 
 @pytest.fixture
@@ -57,7 +57,15 @@ def test_the_exit_status_is_that_of_the_tests(clone: Path, code: int) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="apt-get is for root")
 @pytest.mark.parametrize(
     ("without", "package"),
-    [("gcc", "gcc"), ("npm", "bats"), ("git", "git"), ("python3", "python3 python3-venv"), ("slurmctld", "slurm-wlm")],
+    [
+        ("gcc", "gcc"),
+        ("npm", "bats"),
+        ("git", "git"),
+        ("python3", "python3 python3-venv"),
+        ("slurmctld", "slurm-wlm"),
+        ("chromium", "chromium"),
+        ("prometheus", "prometheus"),
+    ],
 )
 def test_what_is_missing_is_installed(clone: Path, without: str, package: str) -> None:
     (clone / "bin" / without).unlink()
@@ -80,8 +88,9 @@ def test_it_fails_loudly_when_it_can_not_install(clone: Path) -> None:
     assert "make" not in called
 
 
-def test_slurm_is_no_condition(clone: Path) -> None:
-    (clone / "bin/slurmctld").unlink()
+@pytest.mark.parametrize("tool", ["slurmctld", "chromium", "prometheus"])
+def test_what_only_some_tests_need_is_no_condition(clone: Path, tool: str) -> None:
+    (clone / "bin" / tool).unlink()
     (clone / "bin/apt-get").unlink()
     status, said, called = run(clone)
     assert (status, said) == (0, "") and called.endswith("make test\n")

@@ -372,7 +372,7 @@ def missing(base: Path, *folders: Path) -> tuple[int, str]:
 def test_what_an_active_environment_lacks(base: Path, tmp_path: Path) -> None:
     others, torch = tmp_path / "others", tmp_path / "torch"
     assert missing(base)[0] == 1
-    assert missing(base)[1].startswith("no torch (2.9 or newer is needed), no numpy, no psutil, ")
+    assert missing(base)[1].startswith("no torch (2.9 or newer is needed), no numpy, no pillow, no psutil, ")
     for name in set(wheels.PACKAGES) - {"torch"}:
         wheels.unpack(others, wheels.metadata_files(name, "1.0"))
     assert missing(base, others) == (1, "no torch (2.9 or newer is needed)\n")

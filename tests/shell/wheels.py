@@ -20,10 +20,12 @@ PACKAGES = {
     "tqdm": "4.0",
     "wandb": "0.31.0",
     "tensorboard": "2.0",
+    "pillow": "13.0",
     "psutil": None,
     "nvidia-ml-py": None,
     "py-spy": "0.4",
     "google-re2": "1.1",
+    "vl-convert-python": "1.9",
 }
 
 
