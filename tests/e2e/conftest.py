@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import TOKEN, nobody_left, wait_until
+from tests.conftest import TOKEN, nobody_left, processes, wait_until
 from training.rundir import RunDir, read_json, read_records
 
 TINY = {
@@ -28,6 +30,7 @@ TINY = {
     "device": "cpu",
     "use_dummy_wandb": True,
     "tensorboard": False,
+    "report": False,
 }
 # Code that a test puts into every Python process of a run: sitecustomize is imported at interpreter start.
 HOOK = "sitecustomize.py"
@@ -108,6 +111,8 @@ class Launcher:
         if "resume" not in values:
             values["run_name"] = name
         argv = [*command, *(() if bare else (f"--{k}={v}" for k, v in values.items() if v is not None))]
+        if "--script" in argv and not any(word.startswith("--report") for word in argv):
+            argv.insert(argv.index("--script"), "--report=false")  # as in TINY: a second of both cores
         variables = {k: v for k, v in os.environ.items() if not k.startswith(("DUET_", "WANDB_"))}
         variables |= {TOKEN: self.token, **(env or {})}
         if hook:
@@ -143,3 +148,28 @@ def once(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ca
 
     yield make
     nobody_left(token)
+
+
+Torchrun = Callable[..., tuple[int, Path]]
+
+
+@pytest.fixture
+def torchrun(tmp_path: Path, token: str) -> Iterator[Torchrun]:
+    """Starts a script under plain torchrun, on two ranks, and waits for a word of it (of faulty.py, its fault): the pid of torchrun, and
+    the script's output."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(script: Path, *args: str, until: str = "FAULT") -> tuple[int, Path]:
+        console = tmp_path / f"console{len(started)}.txt"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
+        with console.open("wb") as out:
+            env = os.environ | {TOKEN: token, "OMP_NUM_THREADS": "1"}
+            started.append(subprocess.Popen([*command, str(script), *args], stdout=out, stderr=out, env=env, start_new_session=True))
+        wait_until(lambda: until in console.read_text(), 60, f"{until!r} in {console}")
+        return started[-1].pid, console
+
+    yield start
+    for process in started:
+        for pid in processes(token):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()

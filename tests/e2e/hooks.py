@@ -35,7 +35,7 @@ def planted(*args, **kwargs):
     return original(*args, **kwargs)
 F.cross_entropy = planted
 """
-    return at_rank(rank, patch, "training.engine.model")
+    return at_rank(rank, patch, "training.tasks.gpt.model")
 
 
 def slow_progress_bar(seconds: float) -> str:

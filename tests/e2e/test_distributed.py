@@ -12,7 +12,9 @@ from training.launch.place import LOOPBACK
 
 BODY = """
 import sys, os
+from datetime import timedelta
 sys.path.insert(0, {root!r})
+from training import distributed
 from training.distributed import *
 from training.distributed import BarrierError, cleanup
 import torch
@@ -26,14 +28,16 @@ def ranks(tmp_path: Path, token: str, size: int, body: str) -> list[tuple[int, s
 
     script = tmp_path / "script.py"
     script.write_text(BODY.format(root=str(ROOT)) + body)
-    with socket.socket() as probe:
+    with socket.socket() as probe, socket.socket() as another:
         probe.bind((LOOPBACK, 0))
-        port = probe.getsockname()[1]
+        another.bind((LOOPBACK, 0))
+        port, other = probe.getsockname()[1], another.getsockname()[1]
     shared = {
         **os.environ,
         "WORLD_SIZE": str(size),
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(port),
+        "OTHER_PORT": str(other),
         TOKEN: token,
         "OMP_NUM_THREADS": "1",
     }
@@ -71,18 +75,18 @@ print("fine")
 def test_barrier_names_who_is_missing_even_rank_0(tmp_path: Path, token: str) -> None:
     body = """
 try:
-    if get_rank() == 0:
-        import time
-        time.sleep(3)      # the store lives in this process: it must outlast the others' waiting
+    if get_rank() == 0:  # the store lives in this process: it must outlast the others' waiting
+        distributed._store.wait(["told/1", "told/2"], timedelta(seconds=40))
     else:
-        barrier("before iteration", 1.0)
+        barrier("before iteration", 2.0)
 except BarrierError as error:
-    print(error)
+    print(error, flush=True)
+    distributed._store.set(f"told/{get_rank()}", "")
 os._exit(0)
 """
     results = ranks(tmp_path, token, 3, body)
     for rank in (1, 2):
-        assert "barrier 'before iteration': rank 0 did not arrive within 1 s" in results[rank][1]
+        assert "barrier 'before iteration': rank 0 did not arrive within 2 s" in results[rank][1]
 
 
 def test_different_barriers_are_noticed(tmp_path: Path, token: str) -> None:
@@ -90,7 +94,7 @@ def test_different_barriers_are_noticed(tmp_path: Path, token: str) -> None:
 try:
     barrier("save" if get_rank() else "load", 10)
 except BarrierError as error:
-    print(error)
+    print(error, flush=True)
 all_reduce_mean(0.0)
 os._exit(0)
 """
@@ -102,6 +106,7 @@ def test_a_barrier_in_a_group_of_the_scripts_own(tmp_path: Path, token: str) -> 
     body = """
 import time
 cleanup()
+os.environ["MASTER_PORT"] = os.environ["OTHER_PORT"]  # the first one's store may still answer, and would never be complete
 import torch.distributed as dist
 dist.init_process_group("gloo")
 if get_rank() == 0:

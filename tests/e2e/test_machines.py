@@ -22,6 +22,7 @@ from tests.e2e.conftest import Launched
 from tests.e2e.hooks import in_forward
 from training.rundir import RunDir, read_json
 
+pytestmark = pytest.mark.slow
 Launch = Callable[..., Launched]
 CONFIG = "configs/dual_gpu/quickstart.py"
 ADDRESSES = ("10.211.7.1", "10.211.7.2")
@@ -117,13 +118,16 @@ def last_step(run: Launched) -> int:
     return max(run.steps, default=0)
 
 
-def test_two_machines_train_like_one(node: Node, launch: Launch) -> None:
-    second, first = node(1, ranks=2, total_batch_size=512), node(0, ranks=2, total_batch_size=512)
+def test_two_machines_train_like_one(node: Node, launch: Launch, tmp_path: Path) -> None:
+    flags = {"ranks": 2, "total_batch_size": 512, "notify": f"echo \"$DUET_STATUS\" >> '{tmp_path}/told'"}
+    second, first = node(1, **flags), node(0, **flags)
     assert (first.wait(), second.wait()) == (0, 0), first.output[-2000:] + second.output[-2000:]
     assert f"mode node 0 of 2, the first is {ADDRESSES[0]}:12355: 2 machines (--nnodes)" in first.output
     assert "node 1 is here" in first.output and "GLOO_SOCKET_IFNAME=v" in first.output and "GLOO_SOCKET_IFNAME=v" in second.output
     one = launch("./launch_train.sh", "4", CONFIG, total_batch_size=512).ok()
     assert first.losses == one.losses
+    assert [len(first.steps[12][name]) for name in ("own_ms", "memory_bytes")] == [4, 4], "of all machines"
+    assert (tmp_path / "told").read_text() == "finished\n", "by node 0 alone"
     assert sorted(r["rank"] for r in (read_json(second.run.supervisor) or {})["ranks"]) == [2, 3]
 
 

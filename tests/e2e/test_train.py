@@ -122,9 +122,9 @@ def test_a_slow_tracker_and_a_long_sample_do_not_fail_a_finished_run(launch: Lau
         0,
         """
         import time
-        from training.engine import record
-        record.TensorBoard.close = lambda self: time.sleep(5)
-        from training.engine import model
+        from training.engine import tracking
+        tracking.TensorBoard.close = lambda self, end: time.sleep(5)
+        from training.tasks.gpt import model
         original = model.GPT.forward
         def forward(self, inputs, *args, **kwargs):
             if not args and not kwargs:

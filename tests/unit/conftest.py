@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
+from tests.unit.monitor_person import Person
 from tests.unit.monitor_runs import Made
-from training import request
+from tests.unit.own_task import LINE
+from training import asked, request
 from training.errors import Exit, Problem, UserError
 from training.host.process import STOP_SIGNALS
 
@@ -103,7 +105,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "my work"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(request, "ROOT", folder)
+    monkeypatch.setattr(asked, "ROOT", folder)
     return folder
 
 
@@ -118,6 +120,13 @@ def write(home: Path) -> Callable[..., str]:
         return name
 
     return file
+
+
+@pytest.fixture
+def line(write: Callable[..., str]) -> str:
+    """A file with a task of its own, as a user would type it."""
+    write("beside.py", "SLOPE = 2.0\n")
+    return write("my line.py", LINE)
 
 
 @pytest.fixture
@@ -189,3 +198,37 @@ def on_small_disk(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[s
 @pytest.fixture
 def made(tmp_path: Path) -> Made:
     return Made(tmp_path / "experiments" / "small run")
+
+
+@pytest.fixture
+def people() -> Iterator[Callable[..., Person]]:
+    """Persons who sit down at terminals; nobody is left sitting there at the end."""
+    seated: list[Person] = []
+
+    def sit_down(*argv: str, **how: Any) -> Person:
+        seated.append(Person(*argv, **how))
+        return seated[-1]
+
+    yield sit_down
+    for person in seated:
+        person.child.close(force=True)
+        assert not person.child.isalive()
+
+
+@pytest.fixture
+def sit(made: Made, people: Callable[..., Person]) -> Callable[..., Person]:
+    """Watches a running run."""
+    made.supervisor(os.getpid()).steps(100).beats()
+    return lambda *argv, **how: people(f"--run={made.run.path}", "--interval=0.2", *argv, **how)
+
+
+@pytest.fixture
+def copied() -> Callable[[Path], Path]:
+    """The monitor in a project of its own, with runs of its own: copied(folder) → the script."""
+
+    def copy(project: Path) -> Path:
+        for name in ("lib", "training"):
+            shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
+        return Path(shutil.copy(ROOT / "monitor_training.sh", project))
+
+    return copy

@@ -29,7 +29,13 @@ def checkpoint(run: RunDir, step: int, state: bytes = b"") -> Path:
 
 
 def record(run: RunDir, step: int, **more: Any) -> None:
-    append_json(run.metrics, {"time": random.random(), "step": step, "loss": 1 / step, "step_ms": random.random()} | more)
+    measured = {
+        "time": random.random(),
+        "step_ms": random.random(),
+        "own_ms": [random.random()],
+        "memory_bytes": [random.randrange(1 << 30)],
+    }
+    append_json(run.metrics, {"step": step, "loss": 1 / step, **measured, **more})
 
 
 def trained(run: RunDir, steps: int = 10) -> RunDir:

@@ -4,8 +4,8 @@ import torch
 
 from benchmarks.ablation import CHANGES
 from benchmarks.variants import Choices, Variant
-from training.engine.model import GPT
-from training.engine.shape import Shape
+from training.tasks.gpt.model import GPT
+from training.tasks.gpt.shape import Shape
 
 
 def test_without_a_change_the_variant_is_our_model() -> None:

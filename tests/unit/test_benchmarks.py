@@ -13,8 +13,8 @@ import torch
 from benchmarks import peers, target
 from benchmarks.contenders import gpt2, parts
 from tests.conftest import ROOT
-from training.engine.model import GPT
-from training.engine.shape import Shape
+from training.tasks.gpt.model import GPT
+from training.tasks.gpt.shape import Shape
 
 
 def job(shard: Path, **changes: object) -> parts.Job:

@@ -8,9 +8,12 @@ from tests.unit.conftest import python
 
 MODULES = [
     "training.request",
+    "training.tasks",
     "training.plan",
     "training.supervise",
     "training.monitor.__main__",
+    "training.report.__main__",
+    "training.inspect.__main__",
     "training.config.help",
     "training.host.preflight",
     "training.communication.__main__",

@@ -14,12 +14,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from training.asked import ROOT
 from training.diagnose import card, structured
 from training.diagnose.source import logs_in
 from training.errors import Exit, Problem, UserError
 from training.host.redact import Anonymous, masked, masked_values
 from training.launch.output import tail
-from training.request import ROOT
 from training.rundir import RunDir, read_json, read_records, write_bytes
 
 LAST_LINES = 200

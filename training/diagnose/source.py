@@ -93,13 +93,13 @@ def _opened(path: Path | None) -> IO[bytes]:
             if not os.fstat(copy.fileno()).st_size:
                 raise OSError(errno.EINVAL, "it is packed with gzip, and broken", str(path))
             return copy
-        encoding = _wide(head)
+        encoding = wide(head)
         if encoding:
             with file:
                 return _narrow(file, encoding)
         return file
     copy = _copy(file)  # of what can be read once: a pipe
-    encoding = _wide(copy.read(HEAD))
+    encoding = wide(copy.read(HEAD))
     copy.seek(0)
     return _narrow(copy, encoding) if encoding else copy
 
@@ -114,7 +114,7 @@ def _copy(file: IO[bytes]) -> IO[bytes]:
     return copy
 
 
-def _wide(head: bytes) -> str | None:
+def wide(head: bytes) -> str | None:
     """The encoding of a text with two bytes a character, as Windows shells write it."""
     for bom, encoding in BOMS.items():
         if head.startswith(bom):
@@ -181,7 +181,7 @@ def _is_text(path: Path) -> bool:
     except OSError as error:
         console.warning(f"{path} is left out: {error.strerror}")
         return False
-    return bool(head) and (head.startswith(b"\x1f\x8b") or _wide(head) is not None or b"\0" not in head)
+    return bool(head) and (head.startswith(b"\x1f\x8b") or wide(head) is not None or b"\0" not in head)
 
 
 def missing(paths: list[Path]) -> UserError | None:
