@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import ROOT, wait_until
 from tests.e2e.conftest import Launched, Torchrun
 from training.watch import ranks
@@ -29,6 +31,7 @@ def attach(*argv: str, cwd: Path = ROOT) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_somebody_elses_training_is_stuck(torchrun: Torchrun) -> None:
     launcher, _ = torchrun(FAULTY, "sleep")
     found = ranks.of_process(launcher)
@@ -41,6 +44,7 @@ def test_somebody_elses_training_is_stuck(torchrun: Torchrun) -> None:
         assert f"rank 1: waits in backward at {place('loss.backward()')} (<module>)" in said
 
 
+@pytest.mark.slow
 def test_a_data_loader_worker_is_named(torchrun: Torchrun) -> None:
     launcher, _ = torchrun(FAULTY, "worker", until="step 19")
     found = ranks.of_process(launcher)
@@ -65,6 +69,7 @@ def test_an_evaluation_on_one_rank(torchrun: Torchrun) -> None:
     assert "rank 1 waits in barrier" in said.splitlines()[-1] and "(evaluate)" in said
 
 
+@pytest.mark.slow
 def test_a_script_under_our_launcher(launch: Callable[..., Launched], tmp_path: Path) -> None:
     flags = ["--run_name=stuck", f"--out_dir={tmp_path / 'experiments'}", f"--log_dir={tmp_path / 'logs'}", "--hang_timeout=0"]
     run = launch("./launch_train.sh", "2", *flags, "--script", str(FAULTY), "--", "sleep", name="stuck", bare=True)

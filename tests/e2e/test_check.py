@@ -60,6 +60,7 @@ def test_json_is_one_object_and_nothing_else(way: str, project: Path, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_json_of_a_machine_that_can_not_do_it(project: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     command = ["./train_dual_gpu.sh", QUICKSTART, "--check", "--json", "--device=cpu", f"--out_dir={tmp_path}/file"]
@@ -71,6 +72,7 @@ def test_json_of_a_machine_that_can_not_do_it(project: Path, tmp_path: Path) -> 
     assert (bad["name"], bad["fixes"]) == ("run folder", ["--out_dir=/another/folder"])
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_fit_is_exit_3(launch: Callable[..., Launched]) -> None:
     flags = {
         "device_batch_size": 4096,

@@ -191,6 +191,7 @@ def test_a_rank_that_is_stopped_does_not_answer(attempt: Attempt, short: int) ->
 P2P_HANGS = around_all_reduce(f"return real() if os.environ.get('NCCL_P2P_DISABLE') == '1' else {FOREVER}", LARGE)
 
 
+@pytest.mark.slow
 def test_gpus_that_work_without_peer_to_peer_copies_and_later_starts(
     attempt: Attempt, short: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import ROOT, TOKEN
 from training.launch.place import LOOPBACK
 
@@ -72,6 +74,7 @@ print("fine")
     assert [(s, t.strip()) for s, t in ranks(tmp_path, token, 2, body)] == [(0, "fine")] * 2
 
 
+@pytest.mark.slow
 def test_barrier_names_who_is_missing_even_rank_0(tmp_path: Path, token: str) -> None:
     body = """
 try:
@@ -102,6 +105,7 @@ os._exit(0)
         assert "rank 0 at 'load', rank 1 at 'save'" in text
 
 
+@pytest.mark.slow
 def test_a_barrier_in_a_group_of_the_scripts_own(tmp_path: Path, token: str) -> None:
     body = """
 import time
@@ -125,6 +129,7 @@ except RuntimeError as error:
         assert status == 0 and "True" in text.splitlines() and "the ranks have not met: call setup()" in text
 
 
+@pytest.mark.slow
 def test_the_first_rank_leaves_a_barrier_last(tmp_path: Path, token: str) -> None:
     """It holds the store: whoever is slow to read what the others said must still find it."""
     body = """

@@ -60,6 +60,7 @@ def test_a_finished_run_tells_and_has_a_report(launch: Launch, told: Path) -> No
     assert not run.run.report.exists() and "  Report " not in resumed.output, "that of the earlier part is none of this one"
 
 
+@pytest.mark.slow
 def test_a_failed_run_tells_once_after_all_restarts(launch: Launch, told: Path) -> None:
     """A failing command changes nothing of it."""
     inject = "kill@rank=1,step=5,attempt=any"

@@ -58,6 +58,7 @@ def test_four_ranks_train_like_one_process(launch: Launch, once: Launch, text: P
         same(run, one)
 
 
+@pytest.mark.slow
 def test_saving_memory_trains_the_same(launch: Launch, text: Path) -> None:
     settings = {"data": text, "device_batch_size": 8, "depth": 2, **EXACT}
     plain = launch(*RUN, activation_checkpointing="none", loss_chunks=1, **settings).ok()
@@ -151,6 +152,7 @@ def test_resume_on_another_number_of_ranks_keeps_the_order(launch: Launch, text:
     same(again, whole, 1e-2)
 
 
+@pytest.mark.slow
 def test_a_refused_resume_leaves_the_run_as_it_was(launch: Launch, text: Path, tmp_path: Path) -> None:
     """Each refusal names the reason before a rank starts, and the plain command works afterwards."""
     launch(*RUN, name="kept", data=text, num_iterations=4, save_every=2).ok()
@@ -177,6 +179,7 @@ def test_a_resume_says_what_it_changes(launch: Launch, text: Path, tmp_path: Pat
     assert "the data is not what kept was trained on so far: its epoch begins anew" in run.output
 
 
+@pytest.mark.slow
 def test_a_resume_that_calculates_otherwise_says_so(launch: Launch, text: Path) -> None:
     """The configuration says auto both times; what became of it is another thing, as on a CPU that lacks bf16."""
     kept = launch(*RUN, name="kept", data=text, num_iterations=4).ok()
@@ -210,6 +213,7 @@ def test_a_resume_with_another_batch_trains_the_rest_of_the_epoch(launch: Launch
     assert f"steps {stopped + 1} to {stopped + left} in " in resumed.output
 
 
+@pytest.mark.slow
 def test_shared_muon_is_bit_for_bit_that_of_each_rank_alone(launch: Launch, text: Path) -> None:
     import torch
 

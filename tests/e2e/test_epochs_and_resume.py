@@ -66,6 +66,7 @@ def test_resume_after_kill_is_bit_exact(launch: Launch, small_text: Path, worker
     assert final[0] == final[1], "weights and optimizer state, bit for bit"
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_not_lost_between_it_and_the_checkpoint(launch: Launch) -> None:
     """Rank 0 is killed when the checkpoint of a step is due that is evaluated, too: there is none of a step whose evaluation is not."""
     hook = at_rank(
@@ -125,6 +126,7 @@ def test_what_lives_before_the_first_epoch_is_not_collected_again(launch: Launch
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "train.py", f"--config={RUN[2]}")
 
 
+@pytest.mark.slow
 def test_others_wait_for_slow_data_without_a_collective(launch: Launch, small_text: Path) -> None:
     """Rank 0 takes longer to prepare than any collective may last."""
     hook = """

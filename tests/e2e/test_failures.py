@@ -58,7 +58,7 @@ def test_killed_launcher_leaves_nobody(launch: Launch, token: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), pytest.param(signal.SIGUSR1, 75, marks=pytest.mark.slow)]
+    ("number", "code"), [(signal.SIGINT, 130), *(pytest.param(n, 75, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGUSR1))]
 )
 def test_asked_to_stop_saves_a_checkpoint_and_resumes_exactly(launch: Launch, number: signal.Signals, code: int) -> None:
     run = launch(*RUN, name="stopped", num_iterations=200, save_every=0, num_workers=1)
@@ -126,6 +126,7 @@ def test_second_ctrl_c_stops_at_once(launch: Launch) -> None:
     assert run.wait(5) == 130
 
 
+@pytest.mark.slow
 def test_asked_to_stop_while_stuck_does_not_wait_for_ever(launch: Launch) -> None:
     run = launch(*RUN, hook=in_forward(0, 3, "__import__('time').sleep(3600)"))
     run.wait_for("Iter: 2,")

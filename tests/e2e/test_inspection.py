@@ -94,6 +94,7 @@ def warnings_of_all(run: Launched) -> dict[str, dict[str, Any]]:
     return {e["kind"]: e for e in read_records(run.run.events) if e["event"] == "warning" and e.get("by") == "inspector"}
 
 
+@pytest.mark.slow
 def test_a_rank_without_data_is_named_and_nobody_waits_for_ever(inspect: Inspect) -> None:
     """The other rank does something else, for long; it has not ended."""
     run = inspect("loop", "uneven")
@@ -105,6 +106,7 @@ def test_a_rank_without_data_is_named_and_nobody_waits_for_ever(inspect: Inspect
     assert "rank 1 has 10 batches an epoch, others up to 12" in found["uneven"]["text"]
 
 
+@pytest.mark.slow
 def test_the_rank_against_the_majority_is_blamed(inspect: Inspect) -> None:
     run = inspect("loop", "changed", ranks=3)
     assert run.wait() == 4 and run.failure["rank"] == 1

@@ -31,6 +31,7 @@ def first_line(run: Launched) -> str:
     return line.partition(" mode ")[2]
 
 
+@pytest.mark.slow
 def test_plain_and_leftovers(launch: Launch, once: Launch) -> None:
     plain = once(*SCRIPT)
     assert first_line(plain) == "local: nothing above us has started ranks"
@@ -144,6 +145,7 @@ sys.meta_path.insert(0, Patch())
 """
 
 
+@pytest.mark.slow
 def test_a_torch_without_libuv_trains(launch: Launch, once: Launch) -> None:
     hook = without_libuv("build")
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", "train.py")

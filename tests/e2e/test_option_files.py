@@ -88,6 +88,7 @@ def test_other_ways_to_start_it(how: str, launch: Launch, options: Callable[...,
     assert run.summary["steps"] == 12 and run.summary["samples"] == (48 if how == "torchrun" else 24)
 
 
+@pytest.mark.slow
 def test_a_spike_camera_is_a_fourth_channel(launch: Launch, options: Callable[..., Path], video: Path) -> None:
     spikes = {"dataroot_spike": f"{video}/train", "spike_channels": 2, "spike_h": 64, "spike_w": 64}
     flags = {"test_dataroot_spike": f"{video}/test", "num_iterations": 4, **QUIET}

@@ -43,6 +43,7 @@ def test_after_a_killed_rank_the_run_goes_on_and_nothing_is_different(launch: La
     assert not run.run.failure.exists()
 
 
+@pytest.mark.slow
 def test_out_of_memory_goes_on_with_a_smaller_batch_and_the_same_steps(launch: Launch) -> None:
     # Muon would make more of the last bits, in which sums of another order differ.
     sizes = {"total_batch_size": 512, "device_batch_size": 8, "save_every": 5, "precision": "fp32", "optimizer": "adamw"}
@@ -68,6 +69,7 @@ def test_out_of_memory_with_one_sequence_is_the_end(launch: Launch) -> None:
     assert run.failure["cause"] == "gpu_oom" and run.failure["kind"] == "error"
 
 
+@pytest.mark.slow
 def test_a_data_loader_that_keeps_failing_gets_fewer_workers(launch: Launch) -> None:
     run = launch(*ENHANCED, num_workers=2, inject="worker_kill@rank=0,call=3,attempt=any").ok()
     assert "dataloader_worker_died: RuntimeError: DataLoader worker (pid" in run.output

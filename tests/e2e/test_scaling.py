@@ -79,6 +79,7 @@ def test_stopped_in_the_middle(start: Start, temporary: Path, number: signal.Sig
         assert "nothing is left behind" in err and left(temporary) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_shown_with_its_card_and_kept(start: Start, temporary: Path) -> None:
     check = start("--rounds=1", "--steps=10", hook=in_forward(1, 5, "raise ValueError('planted')"))
     out, err = check.communicate(timeout=120)

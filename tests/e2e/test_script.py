@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import ROOT, processes, wait_until
 from tests.e2e.conftest import Launched
+from training.monitor import state
 
 Launch = Callable[..., Launched]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -52,12 +53,17 @@ def wait_for_both(run: Launched, text: str) -> None:
 def test_unchanged_scripts_train(script: Script, tmp_path: Path, name: str, launcher: str) -> None:
     if name != "bare_ddp" and not PEERS.is_dir():
         pytest.skip("accelerate and lightning are not there: make peers")
-    run = script(SCRIPTS / f"{name}.py", str(tmp_path / "end"), flags={"launcher": launcher}, env={"PYTHONPATH": str(PEERS)}).ok()
+    flags = {"launcher": launcher, "report": name == "bare_ddp"}
+    run = script(SCRIPTS / f"{name}.py", str(tmp_path / "end"), flags=flags, env={"PYTHONPATH": str(PEERS)}).ok()
     ends = [(tmp_path / f"end{rank}").read_text().split() for rank in range(2)]
     assert [end[:2] for end in ends] == [["2", "0"], ["2", "1"]]
     assert ends[0][2] == ends[1][2], "trained together"
     assert "script finished: 2 ranks ended with status 0" in run.output
     assert run.summary["status"] == "finished" and run.summary["exit_code"] == 0
+    if name == "bare_ddp":
+        seen = state.Watch(run.run).read()
+        assert (seen["run"]["state"], seen["progress"]["step"], len(seen["loss_curve"]["points"])) == ("finished", 10, 10)
+        assert 'id="chart-loss"' in run.run.report.read_text(), "what it prints is in its report too"
 
 
 def test_a_script_sees_what_python_would_give_it(script: Script, tmp_path: Path) -> None:

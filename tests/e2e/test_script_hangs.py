@@ -18,6 +18,10 @@ SPIN_LIMIT_S = 5 * FLOOR_S + 4.0  # long work looks the same
 Faulty = Callable[..., Launched]
 
 
+def slow(*values: object) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def line(text: str) -> str:
     return f"{FAULTY}:{next(number for number, one in enumerate(FAULTY.read_text().splitlines(), 1) if text in one)}"
 
@@ -47,10 +51,12 @@ def fault_time(run: Launched) -> float:
     ("fault", "kind", "rank", "where", "how"),
     [
         ("sleep", "hang", 0, "# the deadlock", r"stands at .* \(stuck_in_a_lock\)"),
-        ("spin", "hang", 0, "turns += 1", r"spins at .* \(endless_loop\), and holds the GIL"),
-        ("gil", "hang", 0, "ctypes.PyDLL", r"holds the GIL in C, called at .* \(at_fault\)"),
+        slow("spin", "hang", 0, "turns += 1", r"spins at .* \(endless_loop\), and holds the GIL"),
+        slow("gil", "hang", 0, "ctypes.PyDLL", r"holds the GIL in C, called at .* \(at_fault\)"),
         ("stop", "stopped", 0, "signal.SIGSTOP)", r"is stopped \(SIGSTOP\); go on: kill -CONT \d+"),
-        ("worker", "hang", 0, "# the deadlock", r"waits for its data-loader worker \(pid \d+\), which stands at .* \(stuck_in_a_lock\)"),
+        slow(
+            "worker", "hang", 0, "# the deadlock", r"waits for its data-loader worker \(pid \d+\), which stands at .* \(stuck_in_a_lock\)"
+        ),
     ],
 )
 def test_who_is_stuck_and_where(faulty: Faulty, fault: str, kind: str, rank: int, where: str, how: str) -> None:
@@ -70,6 +76,7 @@ def test_who_is_stuck_and_where(faulty: Faulty, fault: str, kind: str, rank: int
     assert (failure["cause"], failure["rank"], failure["where"]) == ("hang", rank, verdict["where"])
 
 
+@pytest.mark.slow
 def test_uneven_batches(faulty: Faulty) -> None:
     run = faulty("uneven")
     assert run.wait() == 5, run.output[-3000:]

@@ -59,7 +59,7 @@ def test_options_come_from_a_config_file_and_stay_when_resumed(task: Callable[..
     assert again.summary["parameters"] == parameters and again.summary["steps"] == 9
 
 
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_run_that_was_killed_goes_on_as_if_nothing_had_been(task: Callable[..., Launched], launch: Launch, persistent: bool) -> None:
     settings = {"num_epochs": 6, "save_every": 5, "num_workers": 1, "persistent_workers": persistent, "log_every": 1}
     whole = task(**settings).ok()

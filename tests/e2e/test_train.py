@@ -108,6 +108,7 @@ def test_bare_python_and_bare_torchrun(launch: Launch, once: Launch) -> None:
         assert len(lines) >= 12 and re.findall(r"^\[[\d :-]+\] Epoch: .*$", log, re.M) == lines, "the log gets what the console gets, once"
 
 
+@pytest.mark.slow
 def test_torchrun_as_launcher(launch: Launch) -> None:
     run = launch("./launch_train.sh", "2", QUICKSTART, launcher="torchrun").ok()
     assert run.summary["steps"] == 12 and (run.run.ranks / "torchrun.log").exists()
@@ -116,6 +117,7 @@ def test_torchrun_as_launcher(launch: Launch) -> None:
     assert failed.failure["rank"] == 1 and "planted" in failed.failure["summary"]
 
 
+@pytest.mark.slow
 def test_a_slow_tracker_and_a_long_sample_do_not_fail_a_finished_run(launch: Launch) -> None:
     """Both take longer than anything may stand still."""
     slow = at_rank(

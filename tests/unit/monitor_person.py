@@ -10,6 +10,9 @@ import pexpect
 import pyte
 
 from tests.unit.monitor_runs import COMMAND, PATIENCE_S
+from training.monitor import terminal
+
+BEGIN, END = terminal.BEGIN.encode(), terminal.END_OF_SCREEN.encode()
 
 
 class Person:
@@ -18,13 +21,23 @@ class Person:
     def __init__(self, *argv: str, rows: int = 24, columns: int = 80, command: str = COMMAND, **environ: str) -> None:
         self.screen = pyte.Screen(columns, rows)
         self.stream = pyte.ByteStream(self.screen)
-        self.raw = b""
+        self.raw = self._unseen = b""
         clean = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm-256color"} | environ
         self.child = pexpect.spawn(command, list(argv), dimensions=(rows, columns), env=clean)
 
     @property
     def sees(self) -> str:
         return "\n".join(self.screen.display)
+
+    def _feed(self, chunk: bytes) -> None:
+        """A screen is seen when it is whole, as on a terminal that knows synchronized output."""
+        self.raw += chunk
+        pending = self._unseen + chunk
+        begun = pending.rfind(BEGIN)
+        cut = begun if begun > pending.rfind(END) else len(pending)
+        cut -= next((n for n in range(len(BEGIN) - 1, 0, -1) if cut == len(pending) and pending.endswith(BEGIN[:n])), 0)
+        self.stream.feed(pending[:cut])
+        self._unseen = pending[cut:]
 
     def until(self, condition: Callable[[], bool]) -> None:
         limit = time.monotonic() + PATIENCE_S
@@ -37,8 +50,7 @@ class Person:
             except pexpect.EOF:
                 assert condition(), f"ended before that was seen:\n{self.sees}"
                 return
-            self.raw += chunk
-            self.stream.feed(chunk)
+            self._feed(chunk)
 
     def resize(self, rows: int, columns: int) -> None:
         self.screen.resize(rows, columns)
@@ -51,7 +63,7 @@ class Person:
                 chunk = self.child.read_nonblocking(1 << 16, timeout=PATIENCE_S)
             except pexpect.EOF:
                 break
-            self.raw += chunk
-            self.stream.feed(chunk)
+            self._feed(chunk)
+        self.stream.feed(self._unseen)  # it was killed while it painted
         self.child.close()
         return self.child.exitstatus, self.child.signalstatus

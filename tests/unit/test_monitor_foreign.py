@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from training.monitor.foreign import LogWatch, lines
+from training.monitor.foreign import lines
+from training.monitor.foreign.watch import LogWatch
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "foreign"
 PATIENCE_S = 0.05  # for the GPU driver

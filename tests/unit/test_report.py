@@ -137,6 +137,13 @@ def test_a_script_of_somebody(tmp_path: Path) -> None:
     page = read(page_of(made))
     assert "script main.py" in page.text and "what it measures is in the logs of its ranks" in page.text and "Exit code 0" in page.text
     assert [facts["id"] for facts in page.all("figure")] == ["chart-timeline"]
+    made.run.ranks.mkdir(exist_ok=True)
+    told = "".join(f"step {n} loss {3 - n / 100} lr 0.1\nval loss {3 - n / 90}\n" for n in range(1, 51))
+    (made.run.ranks / "rank0.log").write_text(told)
+    page = read(page_of(made))
+    assert {"chart-loss", "chart-lr", "chart-timeline"} <= {facts["id"] for facts in page.all("figure")}
+    assert "its figures are those that its output tells" in page.text
+    assert "time" not in {facts.get("data-axis") for facts in page.all("button")}, "no line tells a time"
 
 
 def test_losses_that_are_no_numbers_can_be_seen(whole: Made) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from training.errors import UserError
 from training.inspect.target import Target
-from training.monitor.foreign import LogWatch
+from training.monitor.foreign.watch import LogWatch
 from training.monitor.machine import Shared
 from training.monitor.records import text
 

@@ -50,7 +50,7 @@ def _source(chosen: Options) -> Source:
     run, log = options.find(chosen, runs.ROOT)
     if run is not None:
         return state.Watch(run, log)
-    from training.monitor.foreign import LogWatch
+    from training.monitor.foreign.watch import LogWatch
 
     assert log is not None
     return LogWatch(log)

@@ -9,6 +9,7 @@ State = dict[str, Any]
 # A GPU that waits in a collective spins: full use, and little more power than when idle.
 SPINNING_PERCENT, SPINNING_POWER, SPINNING_W = 95, 0.35, 100.0  # share of the power limit; watts where that is not known
 NO_STEP_S, NO_STEP_TIMES = 30.0, 10  # or so many usual steps, if that is longer
+LATE_LINES = 5  # or so many usual times between two lines of a log
 SLOW_RANK = 1.5  # times as long as the other ranks need for what they do alone
 MEASURED_STEPS = 50  # of this start, before anybody is called slow
 SHOWN_PLACES, SHOWN_RANKS = 4, 8
@@ -67,7 +68,8 @@ def no_step_s(state: State) -> float | None:
     if any(word in (r["phase"] or "") for r in state["ranks"] for word in _LONG_PHASES):
         return None
     silent = state["time_unix_s"] - last
-    return silent if silent > max(NO_STEP_S, NO_STEP_TIMES * (usual or 0) / 1000) else None
+    told_every_s = state["training"].get("told_every_s") or 0.0  # a log tells of a step only now and then
+    return silent if silent > max(NO_STEP_S, NO_STEP_TIMES * (usual or 0) / 1000, LATE_LINES * told_every_s) else None
 
 
 def _gpus(state: State, silent: float | None) -> list[State]:

@@ -27,6 +27,8 @@ def head(state: State, width: int) -> list[Line]:
     facts += [draw.clean(run[name]) for name in ("device", "precision") if run[name]]
     if (task := run.get("task")) not in (None, naming.GPT):
         facts.insert(1, draw.clean(task))
+    if program := run.get("program"):
+        facts.insert(1, draw.clean(program) + (f" ({run['source']})" if run["source"] else ""))
     if progress["epoch"] is not None:
         facts.append(f"epoch {progress['epoch']}" + (f" of {progress['epochs']}" if progress["epochs"] else ""))
     if run["restarts"]:

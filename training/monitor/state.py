@@ -7,12 +7,15 @@ import shlex
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from training import heartbeat, rundir
 from training.monitor import alerts, machine, naming
 from training.monitor.history import History, median, percentile
 from training.monitor.records import Tail, dig, items, last_lines, mtime, number, read_object, text, whole
+
+if TYPE_CHECKING:
+    from training.monitor.foreign.figures import Figures, ScriptFigures
 
 SCHEMA_VERSION = 2
 STARTING, RUNNING, FINISHED, STOPPED, FAILED, DIED = "starting", "running", "finished", "stopped", "failed", "died"
@@ -42,6 +45,7 @@ class Watch:
         self._warned = 0
         self._total: int | None = None  # steps, as the newest start has said
         self._epochs: int | None = None  # the same
+        self._script: ScriptFigures | None = None
         self._machine = shared or machine.Shared()
 
     def read_all(self) -> State:
@@ -66,6 +70,7 @@ class Watch:
         alive = [machine.alive(pid, mtime(run.supervisor) or now) for pid in listed]
         self._history.update()
         self._read_events()
+        told = self._told(plan)
 
         since = max([since, *self._restarts[-1:]])
         summary, failure = (read_object(p) if (mtime(p) or -1.0) + MTIME_SLACK_S >= since else None for p in (run.summary, run.failure))
@@ -80,16 +85,17 @@ class Watch:
         gpus, host = self._machine.answer(patience_s, run.path)
         planned = {uuid for g in items(dig(plan, "gpus")) if (uuid := text(dig(g, "uuid")))}
         self._add_shares(ranks)
-        speed = naming.SPEEDS[naming.as_samples(naming.counted(self._history.last))]
+        took = (ended or now) - started if started else None
         seen: State = {
             "schema_version": SCHEMA_VERSION,
             "time_unix_s": now,
             "run": {
                 "kind": "run",
-                "source": None,
+                "source": told.source if told else None,
                 "name": run.name,
                 "dir": str(run.path),
                 "script": text(dig(plan, "command", "script")),
+                "program": script_of(plan),
                 "task": text(dig(plan, "task", "name")),
                 "ranks": whole(dig(plan, "ranks")) or len(ranks) or None,
                 "device": text(dig(plan, "device", "value")),
@@ -104,10 +110,7 @@ class Watch:
                 "supervisor_pid": whole(supervisor.get("pid")),
                 "supervisor_alive": alive[0] if supervisor else None,
             },
-            "progress": self._progress(plan, state, since, (ended or now) - started if started else None),
-            "training": self._training(since),
-            "loss_curve": {"points": [{"step": s, "loss": v} for s, v in self._history.curve(CURVE_POINTS)]},
-            "speed_curve": {"points": [{"step": s, speed: v} for s, v in self._history.speed_curve(CURVE_POINTS)]},
+            **(self._of_script(told, state, took) if told else self._of_records(plan, state, since, took)),
             "ranks": ranks,
             "gpus": machine.gpu_records(gpus, family, planned),
             "gpus_reason": gpus.reason,
@@ -121,6 +124,34 @@ class Watch:
         if alerts.no_step_s(seen) is not None:
             seen["progress"]["eta_s"] = None  # nobody knows
         return seen | {"alerts": alerts.of(seen)}
+
+    def _told(self, plan: State | None) -> Figures | None:
+        """What somebody's own script has printed of its training; a task of ours keeps records."""
+        if script_of(plan) is None:
+            return None
+        if self._script is None:
+            from training.monitor.foreign.figures import ScriptFigures  # the screen of a run of ours does not wait for it
+
+            self._script = ScriptFigures(self.run.ranks)
+        return self._script.read()
+
+    def _of_script(self, told: Figures, state: str, took: float | None) -> State:
+        progress = told.progress(running=state == RUNNING)
+        return {
+            "progress": progress if progress["scope"] == "epoch" else progress | {"elapsed_s": took},
+            "training": told.training(),
+            "loss_curve": told.loss_curve(CURVE_POINTS),
+            "speed_curve": {"points": []},
+        }
+
+    def _of_records(self, plan: State | None, state: str, since: float, took: float | None) -> State:
+        speed = naming.SPEEDS[naming.as_samples(naming.counted(self._history.last))]
+        return {
+            "progress": self._progress(plan, state, since, took),
+            "training": self._training(since),
+            "loss_curve": {"points": [{"step": s, "loss": v} for s, v in self._history.curve(CURVE_POINTS)]},
+            "speed_curve": {"points": [{"step": s, speed: v} for s, v in self._history.speed_curve(CURVE_POINTS)]},
+        }
 
     def _add_shares(self, ranks: list[dict[str, Any]]) -> None:
         """What rank 0 recorded of every rank."""
@@ -200,9 +231,9 @@ class Watch:
             return DIED, "the run directory is gone"
         stepped = (number(self._history.last.get("time")) or -1.0) >= since
         if living or any(r["alive"] for r in ranks):
-            return (
-                RUNNING if stepped or any(r["step"] for r in ranks) else STARTING
-            ), None if plan else "plan.json is missing or not whole"
+            # A script has no heartbeat: it runs when it is there.
+            begun = stepped or any(r["alive"] if script_of(plan) else r["step"] for r in ranks)
+            return RUNNING if begun else STARTING, None if plan else "plan.json is missing or not whole"
         if supervisor or any(r["pid"] for r in ranks):
             again = f"; to go on: --resume={shlex.quote(self.run.name)}" if self._checkpoint() else ""
             who = f"the supervisor (pid {supervisor.get('pid')}) and every rank are" if supervisor else "every rank is"
@@ -226,7 +257,7 @@ class Watch:
         step = whole(self._history.last.get("step")) or 0
         pace = self._history.seconds_per_step(since)
         return {
-            "step": step,
+            "step": None if script_of(plan) else step,
             "total_steps": total,
             "percent": min(100.0, 100 * step / total) if total else None,
             "epoch": whole(self._history.last.get("epoch")),
@@ -266,6 +297,11 @@ class Watch:
             return None
         step = found.name.removeprefix("step_")
         return {"path": str(found), "step": int(step) if step.isdecimal() else None, "time_unix_s": mtime(found)}
+
+
+def script_of(plan: State | None) -> str | None:
+    """Somebody's own, under our launcher; None for a task of ours."""
+    return text(dig(plan, "script", "path"))
 
 
 def finite(value: Any) -> Any:

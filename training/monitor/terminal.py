@@ -17,7 +17,9 @@ import tty
 from types import FrameType, TracebackType
 
 # Before leaving, a new line at the bottom: a terminal without an alternate screen goes on below what was drawn.
-ENTER, LEAVE = "\x1b[?1049h\x1b[?25l\x1b[2J", "\x1b[999;1H\r\n\x1b[?25h\x1b[?1049l"
+ENTER, LEAVE = "\x1b[?1049h\x1b[?25l\x1b[2J", "\x1b[?2026l\x1b[999;1H\r\n\x1b[?25h\x1b[?1049l"
+# Synchronized output: a terminal that knows it shows a screen when it is whole, and never half of it.
+BEGIN, END_OF_SCREEN = "\x1b[?2026h", "\x1b[?2026l"
 RESIZED, ESCAPE, UP, DOWN, PAGE_UP, PAGE_DOWN, HOME, END, RETURN = (
     "resized",
     "escape",
@@ -131,7 +133,7 @@ class Terminal:
         # Each line at its own row and erased first: no scrolling, nothing old left, no line break at the last column.
         rows = "".join(f"\x1b[{row};1H\x1b[2K{line}" for row, line in enumerate(text, start=1))
         try:
-            self._write(rows + "\x1b[J")
+            self._write(f"{BEGIN}{rows}\x1b[J{END_OF_SCREEN}")
         except OSError:
             raise Quit from None
 

@@ -10,7 +10,7 @@ import math
 import statistics
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, zip_longest
 from operator import sub
@@ -72,19 +72,20 @@ class Curve:
 
 
 class Metrics:
-    """What a metrics.jsonl tells. `curves`: key → curve; `by_rank`: key → one curve for each rank."""
+    """What a metrics.jsonl tells, or `told` in its place. `curves`: key → curve; `by_rank`: key → one curve for each rank."""
 
-    def __init__(self, path: Path, begun: float | None = None, points: int = POINTS) -> None:
+    def __init__(self, path: Path, begun: float | None = None, points: int = POINTS, told: Sequence[Record] | None = None) -> None:
         self.curves: dict[str, Curve] = {}
         self.by_rank: dict[str, list[Curve]] = {}
         self.evaluations: dict[int, Record] = {}
-        self.steps = self.lines = self.repeated = 0  # trained, in the file, of them overtaken by later ones
+        self.steps = self.repeated = 0  # trained, in the file, of them overtaken by later ones
         self.last: Record = {}
         self.first: Record = {}
         self.back_s = 0.0  # the largest jump of the clock into the past
         self._next: list[Record] = []  # the first record of the stretch that was read before
         self._values = defaultdict[str, "array[float]"](lambda: array("d"))
-        self._read(path, max(2, points) // 2)
+        self.lines = count_lines(path) if told is None else len(told)
+        self._read(backwards(path) if told is None else reversed(told), max(2, points) // 2)
         self._order(begun)
         self._pauses: list[tuple[float, float]] = []
         for key, known in self._values.items():  # the first step pays for warm-up (see training.engine.closing)
@@ -92,12 +93,12 @@ class Metrics:
             if len(known) > 1 and isinstance(value, float) and value in known:
                 known.remove(value)
 
-    def _read(self, path: Path, stretches: int) -> None:
-        self.lines = count_lines(path)
+    def _read(self, records: Iterable[Record], stretches: int) -> None:
+        """`records`: from the last to the first."""
         self.stretch = 1 if self.lines <= 2 * stretches else -(-self.lines // stretches)
         group: list[Record] = []
         lowest: int | None = None
-        for record in backwards(path):
+        for record in records:
             step = whole(record.get("step"))
             if step is None:
                 continue

@@ -51,7 +51,8 @@ def direction(key: str) -> str:
 
 
 def loss_unit(run: Run) -> str:
-    return naming.loss_unit(run.metrics.last) or ""
+    """A script of somebody may count tokens and mean another loss."""
+    return (run.state["training"]["loss_unit"] if run.script else naming.loss_unit(run.metrics.last)) or ""
 
 
 def loss(run: Run) -> Chart | None:
@@ -78,7 +79,7 @@ def loss(run: Run) -> Chart | None:
 def failure_mark(run: Run) -> tuple[Place, str] | None:
     """Where the run failed and of what: the step that raised an error is not in metrics.jsonl."""
     step, last = whole(run.failure.get("step")), whole(run.metrics.last.get("step"))
-    if step is None or not last or step in (place.step for place, _ in run.metrics.curves.get("loss", Curve()).marks):
+    if run.script or step is None or not last or step in (place.step for place, _ in run.metrics.curves.get("loss", Curve()).marks):
         return None
     tokens = naming.so_far(run.metrics.last)
     at = run.since(curves.clock(run.failure) or curves.clock(run.metrics.last))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -39,7 +39,8 @@ class Page:
     failed: list[str] = field(default_factory=list)
     ids: set[str] = field(default_factory=set)
     pauses: bool = False  # times leave some out
-    counted: str | None = naming.TOKENS  # by all runs; None: by each something else
+    counted: str | None = naming.TOKENS  # by all runs; None: by each something else, or it is not told
+    timed: bool = True  # it is known when each step was
 
     def add(self, id: str, title: str, *content: object, short: str = "") -> None:
         """A section, unless it would be empty."""
@@ -77,9 +78,10 @@ class Page:
             scripts.insert(0, Html(draw.program()))
         curves = any(chart.hover for chart in self.charts)
         facts = {"pauses": self.pauses, "counted": self.counted}
+        axes = {"step": "steps"} | ({"time": "time"} if self.timed else {}) | ({"tokens": self.counted} if self.counted else {})
         nav = join(tag("a", s.short or s.title, href=f"#{s.id}") for s in self.sections)
         body = [
-            tag("nav", tag("div", nav, class_="contents"), _controls(curves, self.counted), aria_label="Contents"),
+            tag("nav", tag("div", nav, class_="contents"), _controls(axes if curves else {}), aria_label="Contents"),
             tag(
                 "main",
                 self.head,
@@ -114,14 +116,14 @@ def _record(chart: Chart) -> dict[str, object]:
     return {"id": chart.id, "spec": chart.spec, "columns": chart.columns, "hover": chart.hover, **facts}
 
 
-def _controls(curves: bool, counted: str | None) -> Html:
+def _controls(axes: Mapping[str, str]) -> Html:
+    """`axes`: what curves can be drawn over, and its name."""
     axis = join(
         tag("button", word, type="button", data_axis=key, aria_pressed="true" if key == "step" else "false", title=f"curves over {word}")
-        for key, word in (("step", "steps"), ("time", "time"), ("tokens", counted))
-        if word
+        for key, word in axes.items()
     )
     theme = tag("button", "◐", type="button", id="theme", title="light or dark", aria_label="light or dark")
-    return tag("div", tag("span", axis, class_="choice") if curves else None, theme, class_="controls")
+    return tag("div", tag("span", axis, class_="choice") if len(axes) > 1 else None, theme, class_="controls")
 
 
 def legend(chart: Chart) -> Html | None:

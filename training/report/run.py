@@ -13,6 +13,7 @@ from typing import Any
 from training import heartbeat, rundir, tasks
 from training.host.redact import masked_values
 from training.monitor import naming, state
+from training.monitor.foreign.figures import ScriptFigures
 from training.monitor.records import Record, dig, number, read_object, text
 from training.report import curves, starts
 from training.report.curves import Metrics, clock
@@ -60,7 +61,12 @@ class Run:
     @property
     def task(self) -> str:
         """What it trains; a plan that was made before there were several tasks is a GPT's."""
-        return text(dig(self.plan, "task", "name")) or tasks.GPT
+        return self.script or text(dig(self.plan, "task", "name")) or tasks.GPT
+
+    @property
+    def script(self) -> str | None:
+        """Somebody's own, under our launcher."""
+        return state.script_of(self.plan)
 
     @property
     def settings(self) -> Record:
@@ -100,7 +106,8 @@ def look(folder: rundir.RunDir) -> Run:
     times = [t for t in (number(plan.get("created")), *map(clock, list(events)[:1])) if t and math.isfinite(t)]
     checks = (read_object(folder.preflight) or {}).get("checks")
     known = [masked_values(e) for e in events if text(e.get("event")) and clock(e)]
-    metrics = Metrics(folder.metrics, min(times, default=None))
+    told = ScriptFigures(folder.ranks).read() if state.script_of(plan) else None
+    metrics = Metrics(folder.metrics, min(times, default=None), told=told.records() if told else None)
     pauses = starts.pauses(known, metrics.times, number(plan.get("created")))
     metrics.leave_out(pauses)
     failure = read_object(folder.failure) if seen["run"]["state"] == state.FAILED else None

@@ -8,9 +8,9 @@ from training import tasks
 from training.monitor import naming
 from training.monitor.alerts import MEASURED_STEPS, SLOW_RANK
 from training.monitor.draw import clock
-from training.monitor.records import dig, text
+from training.monitor.records import text
 from training.monitor.state import FAILED
-from training.report import figures, sections, timeline
+from training.report import curves, figures, sections, timeline
 from training.report.html import Html, join, table, tag
 from training.report.page import Page, folded, tiles
 from training.report.run import Run, value_of
@@ -20,10 +20,11 @@ HINT = "Move the mouse over a curve for its values. Drag to move, Ctrl + wheel t
 
 
 def page(run: Run, spoken: str) -> Page:
-    out = Page(f"{run.name} · Duet", _head(run, spoken), pauses=bool(run.pauses), counted=run.counted)
-    curves = out.figures([figures.loss(run), *figures.small(run)])
-    if curves:
-        out.add("curves", "Curves", tag("p", HINT, class_="hint"), curves)
+    out = Page(f"{run.name} · Duet", _head(run, spoken), pauses=bool(run.pauses), counted=None if run.script else run.counted)
+    out.timed = not run.metrics.steps or bool(curves.clock(run.metrics.last))
+    drawn = out.figures([figures.loss(run), *figures.small(run)])
+    if drawn:
+        out.add("curves", "Curves", tag("p", HINT, class_="hint"), drawn)
     out.add("timeline", "Timeline", out.figures([timeline.of(run)]))
     out.add("balance", "Balance of the ranks", _said(run), out.figures([figures.balance(run), figures.phases(run)]), short="Balance")
     out.add("samples", "Samples", sections.samples(run))
@@ -40,13 +41,12 @@ def _head(run: Run, spoken: str) -> Html:
     elapsed = run.lasted_s
     ranks, device = facts["ranks"], text(facts["device"])
     data = naming.data(run.plan)
-    script = text(dig(run.plan, "script", "path"))
     words = [
         f"{ranks} {'rank' if ranks == 1 else 'ranks'}" + (f" on {_devices(run)}" if device else "") if ranks else None,
         text(value_of(run.plan, "precision")),
-        f"task {run.task}" if run.task != tasks.GPT else None,
+        f"task {run.task}" if run.task not in (tasks.GPT, run.script) else None,
         f"data {data}" if data else None,
-        f"script {script}" if script else None,
+        f"script {run.script}" if run.script else None,
         f"started {clock(run.begun, sections.FULL_TIME)}" if run.begun else None,
         f"{'took' if run.ended else 'for'} {figures.lasted(elapsed)}{' without pauses' if run.pauses else ''}"
         if elapsed is not None
@@ -57,10 +57,12 @@ def _head(run: Run, spoken: str) -> Html:
     now = clock(run.state["time_unix_s"], sections.FULL_TIME)
     reason = None if run.failure and facts["state"] == FAILED else facts["reason"]
     nothing = None
-    if not run.metrics.steps and not run.plan.get("script"):
+    if run.script:
+        source = f", read as those of {facts['source']}" if facts["source"] else ""
+        nothing = f"A script of your own: its figures are those that its output tells{source}."
+        nothing = nothing if run.metrics.steps else "A script of your own: what it measures is in the logs of its ranks."
+    elif not run.metrics.steps:
         nothing = "No step was finished: there are no curves." if run.ended else "No step is finished yet: there are no curves so far."
-    elif run.plan.get("script"):
-        nothing = "A script of your own: what it measures is in the logs of its ranks."
     return join(
         [
             tag("h1", run.name, tag("span", facts["state"], class_=f"state {facts['state']}")),

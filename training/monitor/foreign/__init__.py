@@ -5,9 +5,6 @@ bars    progress bars: tqdm, rich, Keras
 lines   one line → the figures in it, and which framework prints such lines
 tally   many lines → last values, speed, evaluations, the loss curve
 ending  what the end of a log says: finished, failed, or nothing
+figures what was told so far, of one log or of a script's ranks
 watch   all of it as the dict that state.Watch returns
 """
-
-from training.monitor.foreign.watch import SILENT, LogWatch
-
-__all__ = ["SILENT", "LogWatch"]

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
+from dataclasses import dataclass
 from typing import Any
 
 from training.monitor.foreign.lines import Fact
 from training.monitor.foreign.names import BAR, unit_of
 from training.monitor.history import CURVE_POINTS, RATE_STEPS, SPEED_STEPS, median, percentile, thin
-from training.monitor.naming import HIGHER_IS_BETTER, NATS, SPEEDS, TOKENS, score_unit
+from training.monitor.naming import EVALUATION, HIGHER_IS_BETTER, NATS, SPEEDS, TOKENS, score_unit
 
+TOLD = ("time", "loss", "lr", "grad_norm", "step_ms", "mfu", *SPEEDS.values())
 KEPT = ("lr", "grad_norm", "tokens", "mfu", "memory_bytes")  # the last one that any line told
 BETTER_HIGH = (*HIGHER_IS_BETTER, "core", "f1", "bleu", "auc", "iou", "map", "reward")
 BETTER_LOW = ("loss", "bpb", "ppl", "perplexity", "wer", "cer", "mse", "mae", "rmse", "fid")
 EVALUATIONS = 4096
 PER_DEVICE = ("torchtitan",)  # tokens/s of these are those of one GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    offset: int  # place in the log
+    epoch: int
+    step: int | None
+    loss: float
+    fact: Fact
 
 
 class Tally:
@@ -38,13 +49,14 @@ class Tally:
         self._rank, self._rank_has_loss = 0, False
         self._pending: Fact | None = None
         self._lines_with_step = False  # then a bar without a loss counts something else
-        self._curve: list[tuple[int, int, int | None, float]] = []  # place in the log, epoch, step, loss
+        self._curve: list[Point] = []
         self._evaluations: deque[tuple[int | None, dict[str, float]]] = deque(maxlen=EVALUATIONS)
         self._times: deque[tuple[float, int]] = deque(maxlen=RATE_STEPS)
         self._first_time: float | None = None
         self._step_ms: deque[float] = deque(maxlen=SPEED_STEPS)
         self._speeds: dict[str, deque[float]] = {key: deque(maxlen=SPEED_STEPS) for key in SPEEDS.values()}
         self._intervals: deque[float] = deque(maxlen=SPEED_STEPS)
+        self._strides: deque[int] = deque(maxlen=SPEED_STEPS)  # steps from one line of progress to the next
 
     # -- reading
 
@@ -117,7 +129,7 @@ class Tally:
         if fact.step is not None and (fact.bar or fact.loss is not None or not fact.scores):
             self._advance(fact)
         if fact.loss is not None:
-            self._curve.append((fact.offset, self._epoch_of(fact), fact.step, fact.loss))
+            self._curve.append(Point(fact.offset, self._epoch_of(fact), fact.step, fact.loss, fact))
             if len(self._curve) > CURVE_POINTS:
                 self._thin()
         # A bar repeats the last evaluation on and on, also on a line of its own when it is broken in two.
@@ -128,8 +140,8 @@ class Tally:
 
     def _thin(self) -> None:
         """The last point of each of equal stretches of the file: where only a sample was read, all of it stays."""
-        first, span = self._curve[0][0], max(1, self._curve[-1][0] - self._curve[0][0])
-        self._curve = list({(point[0] - first) * (CURVE_POINTS // 2) // span: point for point in self._curve}.values())
+        first, span = self._curve[0].offset, max(1, self._curve[-1].offset - self._curve[0].offset)
+        self._curve = list({(point.offset - first) * (CURVE_POINTS // 2) // span: point for point in self._curve}.values())
 
     def _epoch_of(self, fact: Fact) -> int:
         epoch = fact.epoch if fact.epoch is not None else self.epoch
@@ -149,11 +161,12 @@ class Tally:
                 self._evaluations = deque((e for e in self._evaluations if e[0] is None or e[0] < step), EVALUATIONS)
                 self._times.clear()
         here = (self._epoch_of(fact) if self.within_epoch else 0, step)
-        while fact.loss is not None and self._curve and self._curve[-1][2] is not None:
-            _, epoch, before, _ = self._curve[-1]
-            if ((epoch if self.within_epoch else 0), before) < here:
+        while fact.loss is not None and self._curve and (before := self._curve[-1].step) is not None:
+            if ((self._curve[-1].epoch if self.within_epoch else 0), before) < here:
                 break
             self._curve.pop()
+        if last and last.step is not None and step > last.step:
+            self._strides.append(step - last.step)
         self.last = fact
         if fact.time is not None:
             self._times.append((fact.time, self._place(self._epoch_of(fact), step) or 0))
@@ -172,13 +185,26 @@ class Tally:
 
     def curve(self, points: int) -> tuple[str, list[tuple[int, float]]]:
         """(what it is drawn over, points). Without any step in the log, over the place in the file."""
-        if all(step is None for _, _, step, _ in self._curve):
-            losses = [(offset, loss) for offset, _, _, loss in self._curve]
+        if all(point.step is None for point in self._curve):
+            losses = [(point.offset, point.loss) for point in self._curve]
             if self._pending and self._pending.loss is not None:
                 losses.append((self._pending.offset, self._pending.loss))
             return "place in the log", thin(losses, points)
-        steps = ((self._place(epoch, step), loss) for _, epoch, step, loss in self._curve)
+        steps = ((self._place(point.epoch, point.step), point.loss) for point in self._curve)
         return "step", thin([(step, loss) for step, loss in steps if step is not None], points)
+
+    def records(self) -> list[dict[str, Any]]:
+        """What was told of each step and by each evaluation, as records of metrics.jsonl; `time` as the lines tell it."""
+        out = []
+        for point in self._curve:
+            if (step := self._place(point.epoch, point.step)) is not None:
+                told = {name: value for name in TOLD if (value := getattr(point.fact, name)) is not None}
+                out.append({"step": step, **told})
+        for place, scores in self._evaluations:
+            if place is not None:
+                named = {name if name.startswith(EVALUATION) else f"{EVALUATION}{name}": value for name, value in scores.items()}
+                out.append({"step": place, **named})
+        return sorted(out, key=lambda record: (record["step"], "loss" not in record))
 
     def seconds_per_step(self) -> float | None:
         if len(self._times) > 1 and self._times[-1][1] > self._times[0][1] and self._times[-1][0] > self._times[0][0]:
@@ -187,8 +213,11 @@ class Tally:
         return usual / 1000 if usual is not None else None
 
     def interval_s(self) -> float | None:
-        """How long it usually takes from one line of progress to the next, by their own times."""
-        return median(sorted(self._intervals))
+        """How long it usually takes from one line of progress to the next: by their own times, else by the time of a step."""
+        if self._intervals or not self._strides:
+            return median(sorted(self._intervals))
+        pace, stride = self.seconds_per_step(), median(sorted(map(float, self._strides)))
+        return None if pace is None or stride is None else pace * stride
 
     def elapsed_s(self) -> float | None:
         if self.last and self.last.elapsed_s is not None:
@@ -227,6 +256,7 @@ class Tally:
             # What a bar tells is smoothed already.
             "step_ms_p95": None if bar else percentile(times, 95),
             "steps_measured": 0,
+            "told_every_s": self.interval_s(),
         }
 
     def _loss_unit(self) -> str | None:

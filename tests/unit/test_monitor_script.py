@@ -1,0 +1,78 @@
+"""Somebody's own script under our launcher: its figures stand in what its ranks print."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.unit.monitor_runs import Made, dead_pid, look, program, text_of
+from training.monitor import state
+
+KAIR = Path(__file__).parents[1] / "fixtures" / "foreign" / "kair.log"
+SCRIPT = {"path": "main_train_vrt.py", "args": ["--dist", "True"], "python": "/usr/bin/python3", "python_reason": "as asked"}
+STEPS = "".join(f"step {n} loss {3 - n / 100:.2f}\n" for n in range(10, 110, 10))
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Made:
+    made = Made(tmp_path / "experiments" / "main_train_vrt_20261121_030000", script=SCRIPT, config={}, task=None)
+    return made.supervisor(os.getpid())
+
+
+def print_of(made: Made, name: str, text: str) -> Path:
+    made.run.ranks.mkdir(exist_ok=True)
+    with (log := made.run.ranks / name).open("a") as file:
+        file.write(text)
+    return log
+
+
+def test_before_it_has_told_anything_it_runs_without_a_step(ours: Made) -> None:
+    print_of(ours, "rank0.log", "loading\n")
+    seen = look(ours.run)
+    assert (seen["run"]["state"], seen["run"]["program"], seen["run"]["source"]) == ("running", "main_train_vrt.py", None)
+    assert seen["progress"]["step"] is None and seen["progress"]["elapsed_s"] == pytest.approx(100, abs=30)
+    assert "no step yet" in text_of(ours.run) and "train_dual_gpu.sh · main_train_vrt.py · 2 ranks" in text_of(ours.run)
+
+
+def test_its_figures_are_shown_like_those_of_a_task_of_ours(ours: Made) -> None:
+    print_of(ours, "rank0.log", KAIR.read_text())
+    print_of(ours, "rank1.log", STEPS)
+    seen, shown = look(ours.run), text_of(ours.run, 120, 40)
+    assert seen["run"]["source"] == "KAIR" and "main_train_vrt.py (KAIR)" in shown
+    assert seen["progress"]["step"] and f"step {seen['progress']['step']:,}" in shown
+    assert seen["training"]["loss"] == pytest.approx(seen["loss_curve"]["points"][-1]["loss"]) and "│" in shown
+    plain = program(f"--run={ours.run.path}", "--json")
+    assert f'"step": {seen["progress"]["step"]}' in plain.stdout and '"source": "KAIR"' in plain.stdout
+
+
+@pytest.mark.parametrize(("name", "other"), [("rank1.log", "rank0.log"), ("torchrun.log", "torchrun.log")])
+def test_the_last_rank_may_tell_them_or_torchrun_for_all(ours: Made, name: str, other: str) -> None:
+    watch = state.Watch(ours.run)
+    print_of(ours, other, "loading\n")
+    assert watch.read()["progress"]["step"] is None
+    print_of(ours, name, STEPS)
+    assert watch.read()["progress"]["step"] == 100
+    print_of(ours, name, "step 110 loss 1.5\n")
+    seen = watch.read()
+    assert (seen["progress"]["step"], seen["training"]["loss"], len(seen["loss_curve"]["points"])) == (110, 1.5, 11)
+
+
+def test_of_an_ended_one_the_last_figures_stay(ours: Made) -> None:
+    print_of(ours, "rank0.log", STEPS)
+    ours.supervisor(dead_pid()).failure()
+    seen = look(ours.run)
+    assert (seen["run"]["state"], seen["progress"]["step"], seen["progress"]["eta_s"]) == ("failed", 100, None)
+
+
+@pytest.mark.parametrize(("ago_s", "told"), [(200, False), (700, True)])
+def test_a_script_that_seldom_tells_is_no_standstill(ours: Made, ago_s: float, told: bool) -> None:
+    """Every hundredth step, of a second each: what counts is how often it has told something until now."""
+    slow = "".join(f"step {n} loss 2.5 dt: 1000.0ms\n" for n in range(100, 1100, 100))
+    log = print_of(ours, "rank0.log", slow)
+    os.utime(log, (time.time() - ago_s,) * 2)
+    seen = look(ours.run)
+    assert seen["training"]["told_every_s"] == pytest.approx(100)
+    assert [a["text"].startswith("no step for") for a in seen["alerts"] if "step" in a["text"]] == ([True] if told else [])

@@ -1,0 +1,131 @@
+"""The figures of a training that tells them in its log alone: of one log, and of a script that our launcher started."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from training.monitor.foreign import lines, names
+from training.monitor.foreign.names import BAR
+from training.monitor.foreign.tally import Tally
+from training.monitor.foreign.text import Piece, Text
+
+NEAR = 5  # segments from the end of the log
+ZONE_S = 900.0  # time zones are apart by quarters of an hour
+
+
+class Figures:
+    """Of one log; a look costs only what is new."""
+
+    def __init__(self, log: Path) -> None:
+        self.text, self.tally = Text(log), Tally()
+        self._looked, self._newest = False, -1
+        self._last_step: float | None = None  # when the newest line of progress was seen to be written
+
+    def read(self, now: float) -> bool:
+        """Whether there is anything new, on a look that is not the first."""
+        before, looked = self.text.size, self._looked
+        fresh, pieces = self.text.read(now)
+        if fresh:
+            self.tally.clear()
+            self._last_step, self._newest, before = None, -1, 0
+        for piece in pieces:
+            self._read_piece(piece)
+        self._note_last_step(pieces)
+        self._looked = True
+        return looked and self.text.there and self.text.size > before
+
+    @property
+    def source(self) -> str | None:
+        """The framework that its lines tell; where only a bar is known, what it says around them."""
+        found = self.tally.source
+        return found if found not in (None, BAR) else names.source_around(self.text.start + "\n" + self.text.end) or found
+
+    def training(self) -> dict[str, Any]:
+        return self.tally.training() | {"last_step_unix_s": self._last_step}
+
+    def loss_curve(self, points: int) -> dict[str, Any]:
+        over, curve = self.tally.curve(points)
+        return {"over": over, "points": [{"step": s, "loss": v} for s, v in curve]}
+
+    def records(self) -> list[dict[str, Any]]:
+        """Of steps and evaluations, as in metrics.jsonl; with times where all lines tell them."""
+        out = self.tally.records()
+        times = [record["time"] for record in out if "time" in record]
+        # Most lines tell no time zone: that is the one by which the last of them was written when the file was.
+        zone_s = ZONE_S * round((times[-1] - self.text.mtime) / ZONE_S) if times else 0.0
+        timed = len(times) == sum("loss" in record for record in out)
+        return [{k: v if k != "time" else v - zone_s for k, v in record.items() if timed or k != "time"} for record in out]
+
+    def progress(self, *, running: bool) -> dict[str, Any]:
+        tally, last = self.tally, self.tally.last
+        step, total = (last.step, tally.total) if last else (None, tally.total)
+        percent = last.percent if last else None
+        if percent is None and step is not None and total:
+            percent = min(100.0, 100 * step / total)
+        return {
+            "scope": "epoch" if tally.within_epoch else "run",  # what steps, time and time left are those of
+            "step": step,
+            "total_steps": total,
+            "percent": percent,
+            "epoch": int(tally.epoch) if tally.epoch is not None and float(tally.epoch).is_integer() else tally.epoch,
+            "epochs": tally.epochs,
+            "elapsed_s": tally.elapsed_s(),
+            "eta_s": tally.eta_s() if running else None,
+        }
+
+    def _read_piece(self, piece: Piece) -> None:
+        """Of a place in the middle one line of progress is enough, with the bar that stands right after it."""
+        if piece.gap:
+            self.tally.gap()
+        told, columns = False, lines.columns(self.text.start)
+        for offset, raw in piece.segments:
+            fact = lines.parse(lines.of_row(raw, columns) if columns else raw, offset)
+            if fact is None:
+                continue
+            if piece.brief and told and not fact.bar:
+                break
+            self.tally.add(fact)
+            told |= fact.tells
+            if piece.brief and told and fact.bar:
+                break
+
+    def _note_last_step(self, pieces: list[Piece]) -> None:
+        """When the newest line of progress was written: now, when others came, or by the file's time, when it stands at its end."""
+        newest, last = self.tally.newest_offset, [offset for piece in pieces[-1:] for offset, _ in piece.segments][-NEAR:]
+        if newest > self._newest and (self._newest >= 0 or (last and newest >= last[0])):
+            self._last_step = self.text.mtime
+        self._newest = newest
+
+
+class ScriptFigures:
+    """Of somebody's own script under our launcher, which tells its figures in what its ranks print: rank 0 as a rule, with some
+    programs the last one, and with torchrun all of them in one file."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: the ranks' logs."""
+        self._folder = folder
+        self._logs: dict[Path, Figures] = {}
+        self._chosen: Path | None = None
+
+    def read(self) -> Figures | None:
+        """One look; None as long as no rank has told anything."""
+        if self._chosen is None:
+            for path in self._candidates():
+                log = self._logs.setdefault(path, Figures(path))
+                log.read(time.time())
+                if log.tally.facts:
+                    self._chosen = path
+                    break
+        else:
+            self._logs[self._chosen].read(time.time())
+        return self._logs[self._chosen] if self._chosen else None
+
+    def _candidates(self) -> list[Path]:
+        try:
+            found = {int(p.stem[4:]): p for p in self._folder.glob("rank*.log") if p.stem[4:].isdecimal()}
+        except OSError:
+            return []
+        ranks = [found[rank] for rank in sorted({min(found), max(found)})] if found else []
+        return [*ranks, *self._folder.glob("torchrun.log")]
