@@ -1,4 +1,4 @@
-# make check   lint, types, unit, shell and end-to-end tests: a few minutes on two cores
+# make check   lint, types, unit, shell and end-to-end tests: ten minutes on two cores; JOBS=8 for more tests at a time
 # make test    the same and the slow tests; installs what tests need
 # make slurm   the tests on a private SLURM; skipped where it is not installed
 # make extras  install the optional packages: .parquet and .zst data, BPE tokenizers
@@ -9,6 +9,7 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 PEERS := .tools/peers
+JOBS ?= 2
 BATS_VERSION := 1.13.0
 SHELL_FILES := $(wildcard *.sh lib/*.sh tests/*.sh tests/shell/*.bash) .ci/run
 .DEFAULT_GOAL := help
@@ -57,8 +58,9 @@ e2e: env
 slurm: env
 	$(PY) -m pytest tests/slurm -q
 
+# Files in their own order, so that the short ones come last and no job waits long for the other.
 check: lint
-	$(PY) -m pytest -q -m 'not slow'
+	$(PY) -m pytest -q -m 'not slow' -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test: lint peers
 	$(PY) -m pytest -q

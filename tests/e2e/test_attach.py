@@ -56,12 +56,14 @@ def test_a_data_loader_worker_is_named(torchrun: Torchrun) -> None:
     assert told["verdict"]["how"].startswith(f"waits for its data-loader worker (pid {worker}), which stands at ")
 
 
+@pytest.mark.slow
 def test_a_training_that_goes_on(torchrun: Torchrun) -> None:
     launcher, _ = torchrun(FAULTY, "ok", until="step 5")
     code, said = attach(f"--pid={launcher}")
     assert code == 0 and said.splitlines()[-1].startswith("no standstill: "), said
 
 
+@pytest.mark.slow
 def test_an_evaluation_on_one_rank(torchrun: Torchrun) -> None:
     launcher, _ = torchrun(FAULTY, "slow_eval", "60")
     code, said = attach(f"--pid={launcher}")

@@ -22,7 +22,7 @@ SCRIPT = ROOT / "tests" / "e2e" / "scripts" / "faulty.py"
         ("raise", "unknown", {0}, "ValueError: something is wrong with sample 80"),
         ("kill", "host_oom_killed", {0}, "-9"),
         ("worker_kill", "dataloader_worker_died", {0}, "is killed by signal: Killed"),
-        ("sleep", "collective_timeout", {0, None}, "Timed out waiting"),
+        pytest.param("sleep", "collective_timeout", {0, None}, "Timed out waiting", marks=pytest.mark.slow),
     ],
 )
 def test_the_log_alone_tells(fault: str, cause: str, ranks: set[int | None], said: str, tmp_path: Path, token: str) -> None:

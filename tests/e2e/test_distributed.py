@@ -92,6 +92,7 @@ os._exit(0)
         assert "barrier 'before iteration': rank 0 did not arrive within 2 s" in results[rank][1]
 
 
+@pytest.mark.slow
 def test_different_barriers_are_noticed(tmp_path: Path, token: str) -> None:
     body = """
 try:

@@ -195,6 +195,7 @@ def test_a_resume_that_calculates_otherwise_says_so(launch: Launch, text: Path) 
     assert "decided otherwise" not in again.output
 
 
+@pytest.mark.slow
 def test_a_resume_with_another_batch_trains_the_rest_of_the_epoch(launch: Launch, text: Path) -> None:
     """One epoch, stopped in its middle, resumed with twice the batch: every sequence once, and the tokens are counted as they were."""
     flags = {"data": text, "num_iterations": 0, "num_epochs": 1, "save_every": 5}
@@ -267,6 +268,7 @@ def test_without_validation_it_is_said_once(launch: Launch, tmp_path: Path) -> N
     assert run.output.count("no validation: the text for it makes 0 sequences of 64 tokens, fewer than one for each of 2 ranks") == 1
 
 
+@pytest.mark.slow
 def test_a_resume_without_a_checkpoint_says_so(launch: Launch, text: Path) -> None:
     run = launch(*RUN, name="early", data=text, num_iterations=100000, save_every=0)
     run.wait_for("Iter: 3,")

@@ -154,6 +154,7 @@ def test_the_supervisor_alone_proves_the_data(launch: Launch, small_text: Path) 
     assert len(run.steps) == 3
 
 
+@pytest.mark.slow
 def test_a_shard_that_was_cut_under_a_run_is_made_again_before_the_restart(launch: Launch, small_text: Path, tmp_path: Path) -> None:
     patch = f"""
         import json, os, pathlib, signal

@@ -220,6 +220,7 @@ def ask(address: str, path: str, **query: str) -> Any:
         return json.load(answer)["data"]
 
 
+@pytest.mark.slow
 @installed
 def test_a_real_prometheus_answers_every_expression(prometheus: str) -> None:
     def scraped() -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 
 from tests.unit.monitor_runs import Made, dead_pid, look, program, text_of
 from training.monitor import state
+from training.monitor.foreign.figures import Figures
 
 KAIR = Path(__file__).parents[1] / "fixtures" / "foreign" / "kair.log"
 SCRIPT = {"path": "main_train_vrt.py", "args": ["--dist", "True"], "python": "/usr/bin/python3", "python_reason": "as asked"}
@@ -76,3 +78,23 @@ def test_a_script_that_seldom_tells_is_no_standstill(ours: Made, ago_s: float, t
     seen = look(ours.run)
     assert seen["training"]["told_every_s"] == pytest.approx(100)
     assert [a["text"].startswith("no step for") for a in seen["alerts"] if "step" in a["text"]] == ([True] if told else [])
+
+
+def test_as_records_with_times_of_this_machine_where_all_lines_tell_them(tmp_path: Path) -> None:
+    log = tmp_path / "rank0.log"
+    line = "26-11-22 03:{minute}:00.000 : <epoch:  0, iter: {step:7,d}, lr:4.000e-04> G_loss: 1.5e-01 \n"
+    average = "26-11-22 03:12:30.000 : <epoch:  0, iter:       2 Average PSNR: 17.66 dB; SSIM: 0.6793; PSNR_Y: 19.27 dB; SSIM_Y: 0.8268\n"
+    log.write_text(line.format(minute=11, step=1) + line.format(minute=12, step=2) + average + line.format(minute=13, step=3))
+    written = datetime(2026, 11, 22, 9, 13, 1, tzinfo=timezone.utc).timestamp()  # where clocks show six hours less than UTC
+    os.utime(log, (written, written))
+    told = Figures(log)
+    told.read(written)
+    assert [(r["step"], r["time"] - written, r.get("loss")) for r in told.records()] == [
+        (1, -121, 0.15),
+        (2, -61, 0.15),
+        (2, -61, None),
+        (3, -1, 0.15),
+    ]
+    log.write_text(log.read_text() + "step 4 loss 0.2\n")
+    told.read(written)
+    assert all("time" not in record for record in told.records())

@@ -52,11 +52,16 @@ class Figures:
     def records(self) -> list[dict[str, Any]]:
         """Of steps and evaluations, as in metrics.jsonl; with times where all lines tell them."""
         out = self.tally.records()
-        times = [record["time"] for record in out if "time" in record]
+        times = [record.pop("time", None) for record in out if "loss" in record]
+        if not times or None in times:
+            return out
         # Most lines tell no time zone: that is the one by which the last of them was written when the file was.
-        zone_s = ZONE_S * round((times[-1] - self.text.mtime) / ZONE_S) if times else 0.0
-        timed = len(times) == sum("loss" in record for record in out)
-        return [{k: v if k != "time" else v - zone_s for k, v in record.items() if timed or k != "time"} for record in out]
+        zone_s = ZONE_S * round((times[-1] - self.text.mtime) / ZONE_S)
+        told, at = iter(times), times[0]
+        for record in out:  # an evaluation was when the step before it was
+            at = next(told) if "loss" in record else at
+            record["time"] = at - zone_s
+        return out
 
     def progress(self, *, running: bool) -> dict[str, Any]:
         tally, last = self.tally, self.tally.last
