@@ -1,4 +1,4 @@
-# make check   lint, types, unit, shell and end-to-end tests: ten minutes on two cores; JOBS=8 for more tests at a time
+# make check   lint, types, unit, shell and end-to-end tests: 13 minutes on two cores; JOBS=8 for more tests at a time
 # make test    the same and the slow tests; installs what tests need
 # make slurm   the tests on a private SLURM; skipped where it is not installed
 # make extras  install the optional packages: .parquet and .zst data, BPE tokenizers

@@ -84,7 +84,7 @@ def judge(stories: Sequence[Story], own: Sequence[Event] = ()) -> Judgement:
         alive = list(own)
     if not alive:
         return _nothing(stories, recovered)
-    best = _without_a_word(_begin(_first(alive), recovered), alive)
+    best = _without_a_word(_in_words(_begin(_first(alive), recovered), alive), alive)
     also = dict.fromkeys(e.cause for e in sorted(alive, key=lambda e: ORDER.index(e.role)) if e.cause not in (best.cause, UNKNOWN, NONE))
     return Judgement(best.cause, _rank(best, alive, stories), best, CONFIDENCE[best.role], list(also), recovered)
 
@@ -171,6 +171,18 @@ def _begin(best: Event, overcome: Sequence[Event]) -> Event:
             break
         best = event
     return best
+
+
+def _in_words(best: Event, events: Sequence[Event]) -> Event:
+    """Of exceptions that led to each other the one that tells most: `killed by signal` says more than the connection that broke."""
+    if best.thrown is None:
+        return best
+    chain = [e for e in events if e.thrown and e.thrown is not best.thrown and e.thrown.first() is best.thrown.first()]
+    return max([best, *(e for e in chain if (e.cause, e.role) == (best.cause, best.role))], key=_facts)
+
+
+def _facts(event: Event) -> int:
+    return sum(1 for value in event.hit.groups.values() if value) if event.hit else 0
 
 
 def _without_followers(events: list[Event]) -> list[Event]:
