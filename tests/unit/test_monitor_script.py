@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.monitor_runs import Made, dead_pid, look, program, text_of
+from training import rundir
 from training.monitor import state
 from training.monitor.foreign.figures import Figures
 
@@ -52,6 +53,8 @@ def test_its_figures_are_shown_like_those_of_a_task_of_ours(ours: Made) -> None:
 
 @pytest.mark.parametrize(("name", "other"), [("rank1.log", "rank0.log"), ("torchrun.log", "torchrun.log")])
 def test_the_last_rank_may_tell_them_or_torchrun_for_all(ours: Made, name: str, other: str) -> None:
+    if name == "torchrun.log":  # nobody knows the ranks' processes
+        rundir.write_json(ours.run.supervisor, {"pid": os.getpid(), "started": ours.at + 1, "ranks": [{"rank": None, "pid": os.getpid()}]})
     watch = state.Watch(ours.run)
     print_of(ours, other, "loading\n")
     assert watch.read()["progress"]["step"] is None
@@ -60,6 +63,7 @@ def test_the_last_rank_may_tell_them_or_torchrun_for_all(ours: Made, name: str, 
     print_of(ours, name, "step 110 loss 1.5\n")
     seen = watch.read()
     assert (seen["progress"]["step"], seen["training"]["loss"], len(seen["loss_curve"]["points"])) == (110, 1.5, 11)
+    assert seen["run"]["state"] == "running"
 
 
 def test_of_an_ended_one_the_last_figures_stay(ours: Made) -> None:

@@ -74,7 +74,7 @@ class Watch:
 
         since = max([since, *self._restarts[-1:]])
         summary, failure = (read_object(p) if (mtime(p) or -1.0) + MTIME_SLACK_S >= since else None for p in (run.summary, run.failure))
-        state, reason = self._judge(plan, supervisor, ranks, any(alive), since, (summary, failure))
+        state, reason = self._judge(plan, supervisor, ranks, any(alive), since, (summary, failure), told is not None)
         for rank in ranks:
             rank["late"] = state in (STARTING, RUNNING) and (rank["beat_age_s"] or 0) > LATE_S and rank["phase"] != heartbeat.FINISHED
         started = number(dig(plan, "created")) or number(supervisor.get("started"))
@@ -216,8 +216,9 @@ class Watch:
         living: bool,
         since: float,
         ends: tuple[State | None, State | None],
+        told: bool,
     ) -> tuple[str, str | None]:
-        """The state, and why where that is not plain."""
+        """The state, and why where that is not plain. `told`: a script has printed figures."""
         summary, failure = ends
         if failure and (not summary or (mtime(self.run.failure) or 0) >= (mtime(self.run.summary) or 0)):
             if failure.get("kind") == rundir.ASKED:
@@ -232,7 +233,7 @@ class Watch:
         stepped = (number(self._history.last.get("time")) or -1.0) >= since
         if living or any(r["alive"] for r in ranks):
             # A script has no heartbeat: it runs when it is there.
-            begun = stepped or any(r["alive"] if script_of(plan) else r["step"] for r in ranks)
+            begun = stepped or told or any(r["alive"] if script_of(plan) else r["step"] for r in ranks)
             return RUNNING if begun else STARTING, None if plan else "plan.json is missing or not whole"
         if supervisor or any(r["pid"] for r in ranks):
             again = f"; to go on: --resume={shlex.quote(self.run.name)}" if self._checkpoint() else ""

@@ -112,20 +112,15 @@ class ScriptFigures:
         """`folder`: the ranks' logs."""
         self._folder = folder
         self._logs: dict[Path, Figures] = {}
-        self._chosen: Path | None = None
 
     def read(self) -> Figures | None:
         """One look; None as long as no rank has told anything."""
-        if self._chosen is None:
-            for path in self._candidates():
-                log = self._logs.setdefault(path, Figures(path))
-                log.read(time.time())
-                if log.tally.facts:
-                    self._chosen = path
-                    break
-        else:
-            self._logs[self._chosen].read(time.time())
-        return self._logs[self._chosen] if self._chosen else None
+        for path in self._candidates():
+            log = self._logs.setdefault(path, Figures(path))
+            log.read(time.time())
+            if log.tally.facts:
+                return log
+        return None
 
     def _candidates(self) -> list[Path]:
         try:

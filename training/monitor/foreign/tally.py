@@ -202,8 +202,9 @@ class Tally:
                 out.append({"step": step, **told})
         for place, scores in self._evaluations:
             if place is not None:
-                named = {name if name.startswith(EVALUATION) else f"{EVALUATION}{name}": value for name, value in scores.items()}
-                out.append({"step": place, **named})
+                out.append(
+                    {"step": place, **{EVALUATION + name.removeprefix(EVALUATION).removeprefix("eval_"): v for name, v in scores.items()}}
+                )
         return sorted(out, key=lambda record: (record["step"], "loss" not in record))
 
     def seconds_per_step(self) -> float | None:
