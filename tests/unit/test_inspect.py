@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import signal
 import socket
 import threading
@@ -137,7 +138,7 @@ def test_a_rank_that_is_slow_is_not_called_stuck(run: Made, tmp_path: Path) -> N
         going.moving = {0}
         report = answer.of_run(run.run)
     assert (report.answer, report.code) == ("unknown", Exit.RESOURCES), report
-    assert report.text.startswith("nothing has moved for 1 s, nobody is overdue: rank 1 in 'step 101: forward' for ")
+    assert re.match(r"nothing has moved for \d s, nobody is overdue: rank 1 in 'step 101: forward' for ", report.text), report.text
     assert "rank 1 without a sign of work, and not yet overdue" in check(report, "steps").text
 
 
@@ -163,7 +164,8 @@ def test_ranks_that_are_starting(run: Made, tmp_path: Path) -> None:
             pulse.beat("building the model")
         report = answer.of_run(run.run)
     assert (report.answer, report.code) == ("unknown", Exit.RESOURCES)
-    assert report.text == "the ranks have not begun to train: ranks 0 and 1 in 'building the model' for less than 1 s"
+    said = r"the ranks have not begun to train: ranks 0 and 1 in 'building the model' for (less than )?\d s"
+    assert re.fullmatch(said, report.text), report.text
 
 
 def test_between_two_steps(run: Made, tmp_path: Path) -> None:
