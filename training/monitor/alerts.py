@@ -35,7 +35,7 @@ def _alert(text: str, rank: int | None = None, gpu: int | None = None) -> State:
 def _standstill(state: State, silent: float) -> list[State]:
     """Where everybody is: who waits in another place than the rest is the one to look at."""
     places: dict[str, list[int]] = {}
-    for r in state["ranks"]:
+    for r in state["ranks"] if any(r["doing"] for r in state["ranks"]) else ():  # a script's ranks tell nothing
         places.setdefault(r["doing"] or "nothing heard", []).append(r["rank"])
     words = [
         f"rank{'s' if len(ranks) > 1 else ''} {_numbers_of(ranks)} in '{place}'" for place, ranks in list(places.items())[:SHOWN_PLACES]

@@ -25,6 +25,8 @@ def ranks(state: State, width: int, rows: int) -> list[Line]:
     if len(every) + 1 > rows:
         urgent = sorted(every, key=lambda r: (not r["late"], r["alive"] is not False, -(r["beat_age_s"] or 0)))
         shown, others = sorted(urgent[: rows - 2], key=lambda r: r["rank"]), urgent[rows - 2 :]
+    # Nothing is ever heard of a script's ranks: they have no heartbeat.
+    unheard = "-" if ended or state["run"].get("program") else "nothing heard yet"
     shares = width >= SHARES_FROM and any(r["own_ms_median"] is not None for r in every)
     titles = f" {'OWN WORK':>9} {'MEMORY':>9}" if shares else ""
     lines: list[Line] = [[(f"RANK {'PID':>8} {'STEP':>8}{titles} {'LAST BEAT':>10}  DOING", "dim")]]
@@ -33,7 +35,7 @@ def ranks(state: State, width: int, rows: int) -> list[Line]:
         mine = f" {draw.milliseconds(r['own_ms_median']):>9} {draw.gib(r['memory_bytes']):>5} GiB" if shares else ""
         line: Line = [(f"{r['rank']:>4} {r['pid'] or '-':>8} {step:>8}{mine} ", "")]
         line.append((f"{_age(r, ended):>10}", "bad" if r["late"] else ""))
-        line.append(("  " + draw.clean(r["doing"] or ("-" if ended else "nothing heard yet")), "bad" if r["late"] else ""))
+        line.append(("  " + draw.clean(r["doing"] or unheard), "bad" if r["late"] else ""))
         if r["alive"] is False and not ended:
             line.append(("  process gone", "bad"))
         lines.append(line)
