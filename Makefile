@@ -1,5 +1,6 @@
 # make check   lint, types, unit, shell and end-to-end tests: 13 minutes on two cores; JOBS=8 for more tests at a time
 # make test    the same and the slow tests; installs what tests need
+# make soak    what takes longer than CI should: a hundred random kills
 # make slurm   the tests on a private SLURM; skipped where it is not installed
 # make extras  install the optional packages: .parquet and .zst data, BPE tokenizers
 # make bench   all benchmarks, about three hours
@@ -12,9 +13,10 @@ PEERS := .tools/peers
 JOBS ?= 2
 BATS_VERSION := 1.13.0
 SHELL_FILES := $(wildcard *.sh lib/*.sh tests/*.sh tests/shell/*.bash) .ci/run
+PYTEST := $(PY) -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 .DEFAULT_GOAL := help
 
-.PHONY: help env extras check test lint unit shell e2e slurm bench peers lock clean
+.PHONY: help env extras check test soak lint unit shell e2e slurm bench peers lock clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -60,10 +62,13 @@ slurm: env
 
 # Files in their own order, so that the short ones come last and no job waits long for the other.
 check: lint
-	$(PY) -m pytest -q -m 'not slow' -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m 'not slow'
 
 test: lint peers
-	$(PY) -m pytest -q
+	$(PYTEST) -m 'not soak'
+
+soak: env peers
+	$(PY) -m pytest -q -m soak
 
 # Everything that the documentation tells; about three hours on a quiet machine.
 bench: env peers

@@ -14,7 +14,7 @@ from benchmarks.crash_report import END, LOST, RESUME, SURVIVORS, TRACE, WEIGHTS
 from tests.conftest import TOKEN
 from tests.e2e.hooks import at_rank
 
-EACH = 50  # kills of each of two loops; more on demand: python -m benchmarks.crashes --kills=1000
+LOOPS = 2  # more kills on demand: python -m benchmarks.crashes --kills=1000
 
 
 def crashes(project: Path, token: str, folder: Path, *flags: str, hook: str = "") -> tuple[int, str]:
@@ -40,15 +40,18 @@ def check(status: int, output: str, kills: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_a_hundred_kills(project: Path, token: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.soak)])
+def test_kills_at_random_moments(project: Path, token: str, tmp_path: Path, kills: int) -> None:
     """In two loops at once, each of which mostly waits: for a start, or for a moment. Each has its own project and so its own data."""
-    copies = [tmp_path / f"user {number}" / "du et" for number in (1, 2)]
+    copies = [tmp_path / f"user {number}" / "du et" for number in range(LOOPS)]
     for copy in copies:
         shutil.copytree(project, copy, symlinks=True, ignore=lambda folder, _: ("data",) if Path(folder) == project else ())
     with ThreadPoolExecutor() as pool:
-        loops = [pool.submit(crashes, copy, token, copy.parent, f"--kills={EACH}", f"--seed={40 + i}") for i, copy in enumerate(copies)]
+        loops = [
+            pool.submit(crashes, copy, token, copy.parent, f"--kills={kills // LOOPS}", f"--seed={40 + i}") for i, copy in enumerate(copies)
+        ]
     for loop in loops:
-        check(*loop.result(), EACH)
+        check(*loop.result(), kills // LOOPS)
     left = [path for copy in copies for path in (*copy.parent.iterdir(), *copy.glob("data/*crashes*")) if path != copy]
     assert not left, "neither a wrong run nor prepared data"
 
