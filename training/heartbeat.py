@@ -1,8 +1,11 @@
-"""What a rank is doing right now, in one small memory-mapped file: written in less than a microsecond, readable by anybody.
+"""What a rank is doing right now, in one small memory-mapped file: written in less than a microsecond, readable by any process.
 
-A reader never waits for the writer and the writer never for a reader. The file stays after the run: it tells where each
-rank was at its end. Behind the present phase it holds how long every phase took so far, as one histogram each: what is too long
-for a phase is known from that (training.watch.budget).
+A reader never waits for the writer and the writer never for a reader. Two records are written in turn, each with a checksum: while
+one is being written the other is whole, also when the writer is preempted, stopped or killed in the middle, and in whatever order the
+hardware or `read()` moves the bytes. A reader takes the newest whole one.
+
+The file stays after the run: it shows where each rank was at its end. After the records it holds how long every phase took so far, as
+one histogram each: the limit of a phase is computed from that (training.watch.budget).
 """
 
 from __future__ import annotations
@@ -13,18 +16,24 @@ import os
 import re
 import struct
 import time
+import zlib
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-# magic, version, rank, pid, beats, epoch, step, place in the step, first step, monotonic ns of the last beat, wall time in s, phase
-_LAYOUT = struct.Struct("<4sHHqqqqqqqd96s")
-_MAGIC, _VERSION = b"DUET", 2
-_HEADER = 256  # bytes
+_IDENTITY = struct.Struct("<4sHHq")  # magic, version, rank, pid: written once, before the first record
+# beats, epoch, step, place in the step, first step, monotonic ns of the beat, wall time in s
+_FIELDS = struct.Struct("<qqqqqqd")
+_PHASE = 96  # bytes of a phase's text
+_RECORD = struct.Struct(f"<{_FIELDS.size}s{_PHASE}sI")  # numbers, phase, checksum of identity, phase and numbers
+_RECORDS_AT = (64, 256)
+_MAGIC, _VERSION = b"DUET", 3
+_HEADER = 512  # bytes
 _SLOTS, _NAME = 24, 64  # kinds of phases, bytes of a name; what comes after the last slot's first user shares it
 _BUCKETS = 256  # of a histogram: four for each power of two nanoseconds
 _NAMES_AT, _COUNTS_AT = _HEADER, _HEADER + _SLOTS * _NAME
 SIZE = _COUNTS_AT + 4 * _SLOTS * _BUCKETS
+_TRIES, _PAUSE_S = 20, 0.0005  # both records torn takes a reader that is as slow as two beats: it reads again
 # Phases that belong to one optimizer step: shown as 'step 397: forward'.
 STEP_PHASES = ("fetch", "forward", "backward", "reduce", "optimizer", "record")
 FINISHED = "finished"
@@ -75,10 +84,12 @@ class Heartbeat:
         finally:
             os.close(handle)
         self._map[:] = bytes(SIZE)
+        identity = _IDENTITY.pack(_MAGIC, _VERSION, rank, os.getpid())
+        self._map[: len(identity)] = identity
+        self._checksum = zlib.crc32(identity)
         self._counts = memoryview(self._map)[_COUNTS_AT:].cast("I")
-        self._known: dict[str, tuple[bytes, int]] = {}  # phase → its bytes, where its histogram begins
+        self._known: dict[str, tuple[bytes, int, int]] = {}  # phase → its bytes, their checksum, where its histogram begins
         self._kinds: list[str] = []
-        self._pid = os.getpid()
         self._since, self._histogram, self._phase = time.monotonic_ns(), -1, ""
 
     def again(self) -> None:
@@ -88,7 +99,7 @@ class Heartbeat:
 
     def beat(self, phase: str) -> None:
         now, self._phase = time.monotonic_ns(), phase
-        text, histogram = self._known.get(phase) or self._learn(phase)
+        text, checksum, histogram = self._known.get(phase) or self._learn(phase)
         if self._histogram >= 0:
             took = now - self._since | 4
             bits = took.bit_length()
@@ -99,24 +110,10 @@ class Heartbeat:
             self._begun, self._place = self.step, 0
             self._first_step = self._first_step or self.step
         self._place += 1
-        _LAYOUT.pack_into(
-            self._map,
-            0,
-            _MAGIC,
-            _VERSION,
-            self.rank,
-            self._pid,
-            self._beats,
-            self.epoch,
-            self.step,
-            self._place,
-            self._first_step,
-            now,
-            time.time(),
-            text,
-        )
+        numbers = _FIELDS.pack(self._beats, self.epoch, self.step, self._place, self._first_step, now, time.time())
+        _RECORD.pack_into(self._map, _RECORDS_AT[self._beats & 1], numbers, text, zlib.crc32(numbers, checksum))
 
-    def _learn(self, phase: str) -> tuple[bytes, int]:
+    def _learn(self, phase: str) -> tuple[bytes, int, int]:
         name = kind(phase)
         if name not in self._kinds and len(self._kinds) < _SLOTS:
             at = _NAMES_AT + _NAME * len(self._kinds)
@@ -125,7 +122,8 @@ class Heartbeat:
         slot = self._kinds.index(name) if name in self._kinds else _SLOTS - 1
         if len(self._known) >= 4 * _SLOTS:  # one for each epoch's name
             self._known.clear()
-        known = self._known[phase] = phase.encode("utf-8", "replace")[:96], slot * _BUCKETS
+        text = phase.encode("utf-8", "replace")[:_PHASE].ljust(_PHASE, b"\0")
+        known = self._known[phase] = text, zlib.crc32(text, self._checksum), slot * _BUCKETS
         return known
 
 
@@ -142,16 +140,33 @@ class NoHeartbeat:
 
 
 def read(path: Path) -> Beat | None:
-    """The last beat, or None when there is none (yet)."""
-    for _ in range(3):  # twice the same content: not read in the middle of a write
-        first, second = _read(path, _LAYOUT.size), _read(path, _LAYOUT.size)
-        if first == second and len(first) == _LAYOUT.size:
-            magic, version, rank, pid, beats, epoch, step, place, first_step, monotonic, wall, phase = _LAYOUT.unpack(first)
-            if magic == _MAGIC and version == _VERSION and beats:
-                text = phase.rstrip(b"\0").decode("utf-8", "replace")
-                return Beat(rank, pid, beats, epoch, step, place, first_step, monotonic, wall, text)
+    """The last whole beat; None when there is none yet, or the file cannot be read."""
+    for attempt in range(_TRIES):
+        if attempt:
+            time.sleep(_PAUSE_S)
+        content = _read(path, _HEADER)
+        if len(content) < _HEADER or not _is_heartbeat(content):
+            return None
+        if found := [beat for at in _RECORDS_AT if (beat := _parse(content, at))]:
+            return max(found, key=lambda beat: beat.beats)
+        if not any(content[_IDENTITY.size :]):
             return None
     return None
+
+
+def _is_heartbeat(content: bytes) -> bool:
+    return _IDENTITY.unpack_from(content)[:2] == (_MAGIC, _VERSION)
+
+
+def _parse(content: bytes, at: int) -> Beat | None:
+    """None: not yet written, or being written."""
+    numbers, phase, checksum = _RECORD.unpack_from(content, at)
+    if zlib.crc32(numbers, zlib.crc32(phase, zlib.crc32(content[: _IDENTITY.size]))) != checksum:
+        return None
+    _, _, rank, pid = _IDENTITY.unpack_from(content)
+    beats, epoch, step, place, first_step, monotonic, wall = _FIELDS.unpack(numbers)
+    text = phase.rstrip(b"\0").decode("utf-8", "replace")
+    return Beat(rank, pid, beats, epoch, step, place, first_step, monotonic, wall, text) if beats else None
 
 
 def _read(path: Path, size: int) -> bytes:
@@ -164,12 +179,17 @@ def _read(path: Path, size: int) -> bytes:
 
 def durations(path: Path) -> dict[str, Histogram]:
     """How long each kind of phase took so far: kind → counts by bucket (see `upper_s`). The present phase is not in it."""
-    content = _read(path, SIZE)
-    if len(content) < SIZE or content[:4] != _MAGIC:
-        return {}
+    for _ in range(_TRIES):
+        content = _read(path, SIZE)
+        if len(content) < SIZE or not _is_heartbeat(content):
+            return {}
+        if _read(path, _COUNTS_AT)[_NAMES_AT:] == content[_NAMES_AT:_COUNTS_AT]:  # not read in the middle of a new name
+            break
     names = (content[at : at + _NAME].rstrip(b"\0").decode("utf-8", "replace") for at in range(_NAMES_AT, _COUNTS_AT, _NAME))
+    # Each count is one aligned store. A name is whole before its first count: one without any may be half-written.
     counts = struct.unpack_from(f"<{_SLOTS * _BUCKETS}I", content, _COUNTS_AT)
-    return {name: counts[i * _BUCKETS : (i + 1) * _BUCKETS] for i, name in enumerate(names) if name}
+    found = {name: counts[i * _BUCKETS : (i + 1) * _BUCKETS] for i, name in enumerate(names) if name}
+    return {name: histogram for name, histogram in found.items() if any(histogram)}
 
 
 def upper_s(bucket: int) -> float:
@@ -201,6 +221,22 @@ def read_all(folder: Path, ranks: Container[int] | None = None) -> list[Beat]:
             paths = list(folder.glob("rank*.bin"))
     beats = (read(path) for path in paths)
     return sorted((b for b in beats if b and (ranks is None or b.rank in ranks)), key=lambda b: b.rank)
+
+
+class Readings:
+    """The last beat of each of these ranks, kept while its file cannot be read: a rank that was seen is never absent."""
+
+    def __init__(self, folder: Path, ranks: range) -> None:
+        self._folder, self._ranks = folder, ranks
+        self._last: dict[int, Beat] = {}
+        self.unread: set[int] = set()  # seen before, and not in the last call: their ages prove nothing
+
+    def read(self) -> list[Beat]:
+        """In rank order."""
+        now = {beat.rank: beat for beat in read_all(self._folder, self._ranks)}
+        self.unread = self._last.keys() - now.keys()
+        self._last |= now
+        return [self._last[rank] for rank in sorted(self._last)]
 
 
 current: Heartbeat | NoHeartbeat = NoHeartbeat()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import heartbeats
 from tests.unit.conftest import clean_environment
 from training import heartbeat
 from training.heartbeat import STEP_PHASES, Heartbeat
@@ -74,21 +75,52 @@ def test_a_started_rank_that_never_beat_reads_as_none(tmp_path: Path) -> None:
     assert heartbeat.read(tmp_path / "rank0.bin") is None
 
 
-def test_a_reading_in_the_middle_of_a_write_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = Heartbeat(tmp_path / "rank0.bin", 0)
+@pytest.mark.parametrize("at", [64, 256])
+def test_a_record_that_is_being_written_is_not_read(at: int, tmp_path: Path) -> None:
+    """Also for as long as its writer is stopped, and for ever where it was killed: there is always a whole one."""
+    path = tmp_path / "rank0.bin"
+    writer = Heartbeat(path, 0)
     writer.beat("forward")
-    old = (tmp_path / "rank0.bin").read_bytes()
     writer.beat("backward")
-    new = (tmp_path / "rank0.bin").read_bytes()
-    torn = new[:40] + old[40:]
-    readings = [torn, new, new, new]
+    whole = path.read_bytes()
+    record = slice(at, at + heartbeat._RECORD.size)
+    for content in (bytes(heartbeat._RECORD.size), whole[record][:40] + bytes(heartbeat._RECORD.size - 40), b"x" + whole[record][1:]):
+        path.write_bytes(whole[: record.start] + content + whole[record.stop :])
+        beat = heartbeat.read(path)
+        assert beat and (beat.phase, beat.beats) == {64: ("forward", 1), 256: ("backward", 2)}[at]
+
+
+def test_a_reading_in_which_both_records_changed_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rank0.bin"
+    writer = Heartbeat(path, 0)
+    for phase in ("fetch", "forward", "backward"):
+        writer.beat(phase)
+    whole = path.read_bytes()
+    torn = bytearray(whole)
+    for at in heartbeat._RECORDS_AT:
+        torn[at] ^= 1
+    readings = [bytes(torn), bytes(torn), whole]
     monkeypatch.setattr(heartbeat, "_read", lambda path, size: readings.pop(0)[:size])
-    beat = heartbeat.read(tmp_path / "rank0.bin")
-    assert beat is not None
-    assert beat.phase == "backward"
-    changing = iter([old, new] * 10)
-    monkeypatch.setattr(heartbeat, "_read", lambda path, size: next(changing)[:size])
-    assert heartbeat.read(tmp_path / "rank0.bin") is None
+    beat = heartbeat.read(path)
+    assert beat and beat.phase == "backward" and readings == []
+    monkeypatch.setattr(heartbeat, "_read", lambda path, size: bytes(torn)[:size])
+    assert heartbeat.read(path) is None
+
+
+def test_a_rank_that_was_seen_is_kept(tmp_path: Path) -> None:
+    readings = heartbeat.Readings(tmp_path, range(2))
+    assert readings.read() == []
+    for rank in range(2):
+        Heartbeat(tmp_path / f"rank{rank}.bin", rank).beat("forward")
+    assert [b.rank for b in readings.read()] == [0, 1] and readings.unread == set()
+    (tmp_path / "rank1.bin").unlink()
+    assert [b.rank for b in readings.read()] == [0, 1] and readings.unread == {1}
+
+
+def test_no_reading_is_torn_while_writers_are_preempted(tmp_path: Path) -> None:
+    found = heartbeats.measured(tmp_path, beats=100_000, busy=4)
+    assert (heartbeats.wrong(found), found["beats"]) == (0, 100_000), found
+    assert found["readings"] > 100
 
 
 def test_all_ranks_in_order(tmp_path: Path) -> None:

@@ -223,13 +223,25 @@ def test_who_was_asked_by_a_scheduler_keeps_what_is_slow_by_nature(run: RunDir, 
 def test_a_rank_of_torchrun_that_has_left_in_its_work_is_named(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "GONE_S", 0.0)
     Heartbeat(run.heartbeat(1), 1).beat("backward")
+    gone = limits.Gone(0.0)
     for last in ("finished", "forward"):
-        assert limits.gone(read_all(run.heartbeats), 0.0) is None
+        assert gone.look(read_all(run.heartbeats)) is None
         subprocess.run([sys.executable, "-c", RANK + f"beat({last!r})", str(run.path)], check=True)
-    found = limits.gone(read_all(run.heartbeats), 0.0)
+    assert gone.look(read_all(run.heartbeats)) is None, "not in one look"
+    found = gone.look(read_all(run.heartbeats))
     assert found and (found.kind, found.rank, found.waiting) == (HANG, 0, {1: "step 0: backward"})
     assert found.sentence().startswith("HANG rank 0 in 'step 0: forward' is gone in the middle of its work, since ")
-    assert limits.gone(read_all(run.heartbeats), 3600.0) is None, "not before the limit of a hang"
+    patient = limits.Gone(3600.0)
+    assert [patient.look(read_all(run.heartbeats)) for _ in range(2)] == [None, None], "not before the limit of a hang"
+
+
+def test_a_rank_that_finishes_while_it_is_looked_at_is_not_gone(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "GONE_S", 0.0)
+    gone = limits.Gone(0.0)
+    subprocess.run([sys.executable, "-c", RANK + "beat('closing trackers')", str(run.path)], check=True)
+    assert gone.look(read_all(run.heartbeats)) is None
+    subprocess.run([sys.executable, "-c", RANK + "beat('finished')", str(run.path)], check=True)
+    assert gone.look(read_all(run.heartbeats)) is None
 
 
 # ── between two attempts ─────────────────────────────────────────────────────────────────────────────────────────────

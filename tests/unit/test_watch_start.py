@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from training.rundir import RunDir
 from training.watch import native, ranks
 from training.watch.finding import DESYNC, HANG, STOPPED, UNEVEN, Finding
 from training.watch.scripts import ScriptWatch
-from training.watch.sight import collectives
+from training.watch.sight import collectives, proc, stacks
 from training.watch.sight.collectives import Call
 from training.watch.start import RanksWatch
 
@@ -111,16 +113,107 @@ def test_a_healthy_rank_is_no_finding_and_zero_turns_it_off(run: RunDir) -> None
     assert off.look({0: os.getpid()}) is None
 
 
-def test_a_rank_that_never_comes_is_awaited_and_then_named(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     clock = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.monotonic_ns", lambda: int(clock[0] * 1e9))
+    monkeypatch.setattr("time.sleep", lambda seconds: clock.append(clock.pop() + seconds))
+    return clock
+
+
+@pytest.fixture
+def idle() -> Iterator[int]:
+    with subprocess.Popen(
+        [sys.executable, "-c", "print(1, flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout and process.stdout.readline()
+        yield process.pid
+        process.communicate(b"\n")
+
+
+def looks(watch: native.Watch, pids: dict[int, int], clock: list[float], seconds: float) -> Finding | None:
+    """As the supervisor's loop looks."""
+    end = clock[0] + seconds
+    while clock[0] < end:
+        clock[0] += 5.0
+        if found := watch.look(pids):
+            return found
+    return None
+
+
+def test_a_rank_that_never_comes_is_awaited_and_then_named(run: RunDir, clock: list[float], idle: int) -> None:
     Heartbeat(run.heartbeat(0), 0).beat("meeting the other ranks")
     watch = native.Watch(run, PLAN, range(2))
-    clock[0] += 200
-    assert watch.look({0: os.getpid(), 1: os.getpid()}) is None
-    clock[0] += 200
-    found = watch.look({0: os.getpid(), 1: os.getpid()})
-    assert found and (found.kind, found.rank) == (HANG, 1) and "has given no sign since it was started" in found.how
+    pids = {0: os.getpid(), 1: idle}
+    assert looks(watch, pids, clock, 300) is None
+    assert watch.look(pids) is None, "not in one look"
+    found = looks(watch, pids, clock, 60)
+    assert found and (found.kind, found.rank) == (HANG, 1) and "has sent no heartbeat since it was started" in found.how
+    assert clock[0] - 1000 < 330
+
+
+def test_a_rank_that_was_seen_is_never_absent(run: RunDir, clock: list[float], capsys: pytest.CaptureFixture[str], idle: int) -> None:
+    """Its heartbeat cannot be read after five minutes: once, or for long."""
+    for rank in range(2):
+        Heartbeat(run.heartbeat(rank), rank).beat("meeting the other ranks")
+    watch, pids = native.Watch(run, PLAN, range(2)), {0: os.getpid(), 1: idle}
+    assert looks(watch, pids, clock, 290) is None
+    run.heartbeat(1).rename(run.path / "away")
+    assert looks(watch, pids, clock, 50) is None and capsys.readouterr().err == ""
+    assert looks(watch, pids, clock, 3000) is None
+    assert capsys.readouterr().err.count("unreadable heartbeat") == 1
+
+
+def test_a_rank_without_a_heartbeat_that_works_is_on_its_way(
+    run: RunDir, clock: list[float], capsys: pytest.CaptureFixture[str], idle: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = proc.look(idle)
+    assert real
+    monkeypatch.setattr(proc, "look", lambda pid: dataclasses.replace(real, cpu_s=0.2 * clock[0]))
+    watch = native.Watch(run, PLAN, range(1))
+    assert looks(watch, {0: idle}, clock, 1400) is None
+    assert capsys.readouterr().err.count("slow, not stuck") == 1
+    assert looks(watch, {0: idle}, clock, 200)
+
+
+def overdue(run: RunDir, clock: list[float], idle: int) -> native.Watch:
+    """Rank 0 is in a forward pass; what is found when it is examined is a hang."""
+    writer = Heartbeat(run.heartbeat(0), 0)
+    for writer.step in (1, 9):
+        writer.beat("forward")
+    watch = native.Watch(run, PLAN | {"ranks": 1}, range(1))
+    assert watch.look({0: idle}) is None
+    return watch
+
+
+def test_time_in_which_a_rank_gets_no_core_does_not_count(
+    run: RunDir, clock: list[float], idle: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(proc, "queued", lambda pid: {1: 0.9 * clock[0], 2: 0.0})
+    monkeypatch.setattr(stacks, "dump", lambda pids, seconds: {})
+    watch, began = overdue(run, clock, idle), clock[0]
+    while clock[0] < began + 9 and watch.look({0: idle}) is None:
+        clock[0] += 0.25
+    assert clock[0] >= began + 9, "three times the limit"
+    assert "waits for a CPU core: the machine is overloaded" in capsys.readouterr().err
+    while clock[0] < began + 60 and watch.look({0: idle}) is None:
+        clock[0] += 0.25
+    assert 5 * 3 <= clock[0] - began < 5 * 3 + 3, "bounded"
+
+
+def test_a_rank_that_is_continued_after_a_stop_is_no_finding(
+    run: RunDir, clock: list[float], idle: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs again between the look that found it stopped and the one that was to prove it."""
+    for rank in range(2):
+        writer = Heartbeat(run.heartbeat(rank), rank)
+        for writer.step in (1, 9):
+            writer.beat("forward")
+    watch = native.Watch(run, PLAN, range(2))
+    monkeypatch.setattr(native.Watch, "_look_for_stopped", lambda self, pids, now: 0)
+    monkeypatch.setattr(stacks, "dump", lambda pids, seconds: {})
+    assert watch.look({0: idle, 1: os.getpid()}) is None
 
 
 def test_a_script_is_also_seen_by_what_its_ranks_have_called(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

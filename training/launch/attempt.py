@@ -41,6 +41,8 @@ class Attempt:
         self._wishes = wanted or Wishes()
         self._ours = self.outcome.ours = not is_script(plan)
         self._watch = RanksWatch(run, plan, team)
+        self._readings = heartbeat.Readings(run.heartbeats, team.ranks)
+        self._gone = limits.Gone(float(plan["config"]["hang_timeout"]))
         self.each_pass: Callable[[], None] = lambda: None  # called a few times a second while ranks run
         self._asked_times = 0
         self._ended_nodes: set[int] = set()
@@ -206,7 +208,7 @@ class Attempt:
             self._fail()
 
     def _beats(self) -> list[heartbeat.Beat]:
-        return heartbeat.read_all(self.run.heartbeats, self.team.ranks)
+        return self._readings.read()
 
     def _sweep(self) -> None:
         """What the ranks' own children have left, also in sessions of their own."""
@@ -276,7 +278,9 @@ class Attempt:
         started = {child.rank: child.popen.pid for child in self._alive.values()}
         if found := self._watch.look(started, {rank: status for rank, status in self.outcome.ended if rank is not None}):
             return found
-        found = limits.gone(self._beats(), float(self.plan["config"]["hang_timeout"])) if self._ours and None in started else None
+        if not self._ours or None not in started:
+            return None
+        found = self._gone.look([beat for beat in self._beats() if beat.rank not in self._readings.unread])
         return record.keep(self.run, found, {}) if found else None
 
     def _silent(self, beats: list[heartbeat.Beat]) -> bool:

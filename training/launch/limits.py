@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from training import heartbeat
 from training.errors import Exit
@@ -49,20 +51,30 @@ def patience_s(beat: Beat, asked: Exit, watch: RanksWatch) -> float:
     return max(usual, budget if first or heartbeat.kind(beat.phase) in OWN else min(budget, NOTICE_S))
 
 
-def gone(beats: Sequence[Beat], floor_s: float) -> Finding | None:
-    """A rank of torchrun's that has left with status 0 in the middle of its work: torchrun takes that for a regular end, and the
-    others wait for it. `beats`: of this machine's ranks."""
-    for beat in beats:
-        if beat.phase != heartbeat.FINISHED and beat.age_s > max(floor_s, GONE_S) and has_left(beat):
-            waiting = {b.rank: str(b) for b in beats if b.rank != beat.rank}
-            return Finding(HANG, beat.rank, None, "is gone in the middle of its work", waiting, {}, beat.age_s, str(beat))
-    return None
+class Gone:
+    """Finds a rank of torchrun's that has left with status 0 in the middle of its work: torchrun takes that for a regular end, and the
+    others wait for it."""
+
+    def __init__(self, floor_s: float) -> None:
+        self._limit_s = max(floor_s, GONE_S)
+        self._since: dict[int, float] = {}  # pid → when it was first seen to be gone
+
+    def look(self, beats: Sequence[Beat]) -> Finding | None:
+        """`beats`: of this machine's ranks, read before this call. What a rank wrote last may be newer: the next look has it."""
+        now = time.monotonic()
+        left = {beat.pid: beat for beat in beats if beat.phase != heartbeat.FINISHED and has_left(beat)}
+        self._since = {pid: self._since.get(pid, now) for pid in left}
+        for pid, beat in left.items():
+            if now - self._since[pid] > GONE_S and beat.age_s > self._limit_s:
+                waiting = {b.rank: str(b) for b in beats if b.rank != beat.rank}
+                return Finding(HANG, beat.rank, None, "is gone in the middle of its work", waiting, {}, beat.age_s, str(beat))
+        return None
 
 
 def has_left(beat: Beat) -> bool:
-    """Of this machine."""
+    """Of this machine. Only what is certain: a /proc that cannot be read proves nothing."""
     process = proc.look(beat.pid)
-    return process is None or process.state in "ZX"
+    return process.state in "ZX" if process else not Path(f"/proc/{beat.pid}").exists()
 
 
 def unkillable(name: str, pid: int) -> str:

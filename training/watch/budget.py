@@ -37,6 +37,7 @@ class Budgets:
         self.floor_s = floor_s
         self._first_s = COMPILE_S if compiled else FIRST_STEP_S
         self._seen: dict[Path, deque[tuple[float, dict[str, Histogram]]]] = {}
+        self._last: dict[Path, dict[str, Histogram]] = {}
 
     def seconds(self, beat: Beat, path: Path) -> float:
         """The limit of the present phase of the rank that writes this heartbeat."""
@@ -56,7 +57,7 @@ class Budgets:
 
     def usual_s(self, beat: Beat, path: Path) -> float:
         """99 of 100 such phases took no longer lately; 0 when there was none yet."""
-        name, now = heartbeat.kind(beat.phase), heartbeat.durations(path)
+        name, now = heartbeat.kind(beat.phase), self._durations(path)
         total, window = now.get(name, ()), self._window(now, name, path)
         return heartbeat.quantile_s(window if sum(window) >= FEW else total, SHARE) or 0.0
 
@@ -72,4 +73,9 @@ class Budgets:
         for path in paths:
             kept = self._seen.setdefault(path, deque(maxlen=WINDOWS))
             if not kept or clock - kept[-1][0] > ROLL_S:
-                kept.append((clock, heartbeat.durations(path)))
+                kept.append((clock, self._durations(path)))
+
+    def _durations(self, path: Path) -> dict[str, Histogram]:
+        """The last ones while the file cannot be read: without any, a limit would be shorter."""
+        self._last[path] = heartbeat.durations(path) or self._last.get(path, {})
+        return self._last[path]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,12 +14,18 @@ from training.watch import budget, judge, phases, record
 from training.watch.budget import START_S, Budgets
 from training.watch.finding import HANG, STOPPED, Finding
 from training.watch.sight import evidence, proc
+from training.watch.sight.proc import Process
+from training.watch.sight.sampling import IDLE_BYTES, IDLE_FAULTS, IDLE_SHARE
+from training.watch.starved import Starved, queued
 
 STOPPED_S = 2.0  # a process that is stopped for so long is told
 ROLL_S = 10.0
 AGAIN = 0.5  # of the budget, before the next look after one that has found no hang
-READING_TIMES = 5.0  # data that comes slowly gets so many budgets
+READING_TIMES = 5.0  # data that comes slowly gets so many budgets, and so does a rank that gets no core
+ABSENT_S = 10.0  # a rank without any heartbeat does nothing for this long before it is called a hang
+UNREAD_S = 60.0  # a heartbeat that was there and cannot be read for this long is reported
 ASLEEP_S = 10.0  # look() itself was not called: the whole job was frozen, or the machine; what was before does not count
+_SECONDS = re.compile(r"\b\d+ s\b")
 MISSING_S = 25.0  # the others have met: who is missing is told
 
 
@@ -35,6 +42,9 @@ class Watch:
         self._others_elsewhere = len(ranks) < plan["ranks"]
         self.floor_s = float(plan["config"]["hang_timeout"])
         self._budgets = Budgets(self.floor_s, compiled=bool(plan["compile"]["value"]))
+        self._readings, self._starved = heartbeat.Readings(run.heartbeats, ranks), Starved()
+        self._quiet: dict[int, tuple[float, Process, float]] = {}  # without a heartbeat: since when, what it had done and waited for
+        self._unread_since: float | None = None
         self._stopped: dict[int, float] = {}  # rank → since when
         self._said: set[str] = set()
         self._next_look = self._next_roll = 0.0
@@ -50,25 +60,58 @@ class Watch:
             self._awake = now
             self._stopped.clear()
         self._looked = now
-        everybody = heartbeat.read_all(self.run.heartbeats, self.ranks)
+        everybody = self._readings.read()
         if absent := set(pids) - {b.rank for b in everybody}:
-            return self._absent(min(absent), now) if now - self._begun > START_S else None
+            return self._absent(min(absent), pids, now)
         beats = [b for b in everybody if b.rank in pids and b.phase != heartbeat.FINISHED]
         if now > self._next_roll:
             self._next_roll = now + ROLL_S
             self._budgets.roll([self.run.heartbeat(b.rank) for b in beats])
-        self._tell_missing(beats)
         stopped = self._look_for_stopped(pids, now)
-        overdue = self._overdue(beats)
+        overdue: list[Beat] = []
+        if self._all_read(pids, now):
+            self._tell_missing(beats)
+            overdue = self._overdue(beats, pids)
         if (not overdue and stopped is None) or len(self._stopped) == len(pids):
             return None
         if stopped is None and now < self._next_look:
             return None
         return self._examine(beats, pids, overdue, stopped)
 
-    def _absent(self, rank: int, now: float) -> Finding:
-        how = "has given no sign since it was started: its Python does not get as far as the training"
-        return record.keep(self.run, Finding(HANG, rank, None, how, {}, {}, now - self._begun), {})
+    def _absent(self, rank: int, pids: Mapping[int, int], now: float) -> Finding | None:
+        """Never seen, in any look of this start. One that computes, reads or waits for a core is still on its way."""
+        since, pid = max(self._begun, self._awake), pids[rank]
+        process = proc.look(pid)
+        if now - since <= START_S or process is None or process.state in "ZX":
+            return None
+        known, waited = self._quiet.get(rank), sum(queued(pid).values())
+        if known is None or known[1].pid != pid or known[0] < since:
+            self._quiet[rank] = now, process, waited
+            return None
+        seconds, before = now - known[0], known[1]
+        if seconds < ABSENT_S:
+            return None
+        cpu = process.cpu_s - before.cpu_s + waited - known[2]
+        read = (process.io_bytes or 0) - (before.io_bytes or 0)
+        busy = cpu > IDLE_SHARE * seconds or read > IDLE_BYTES * seconds or process.faults - before.faults > IDLE_FAULTS * seconds
+        if busy and now - since < READING_TIMES * START_S:
+            self._quiet[rank] = now, process, waited
+            self._say(f"rank {rank} has had no heartbeat for {now - since:.0f} s; its process still works: slow, not stuck")
+            return None
+        how = "has sent no heartbeat since it was started: its Python does not reach the training"
+        return record.keep(self.run, Finding(HANG, rank, None, how, {}, {}, now - since), {})
+
+    def _all_read(self, pids: Mapping[int, int], now: float) -> bool:
+        """What cannot be read now proves nothing: no limit counts meanwhile."""
+        unread = sorted(self._readings.unread & pids.keys())
+        if not unread:
+            self._unread_since = None
+            return True
+        since = self._unread_since = self._unread_since or now
+        if now - since > UNREAD_S:
+            files = ", ".join(str(self.run.heartbeat(rank)) for rank in unread)
+            self._say(f"hang detection is off: unreadable heartbeat ({files})")
+        return False
 
     def patience_s(self, beat: Beat) -> float:
         """Twice what its phase usually takes: for a rank that has been asked to stop."""
@@ -77,13 +120,17 @@ class Watch:
     def budget_s(self, beat: Beat) -> float:
         return self._budgets.seconds(beat, self.run.heartbeat(beat.rank))
 
-    def _overdue(self, beats: list[Beat]) -> list[Beat]:
-        """Those that nobody else is behind, when all of them are over their budget. Who waits for a slow one has its patience."""
+    def _overdue(self, beats: list[Beat], pids: Mapping[int, int]) -> list[Beat]:
+        """The ranks that no other one is behind, when all of them are over their budget. Only the slowest rank's budget counts."""
         if not beats:
             return []
         lowest = min(map(phases.place, beats))
         last = [b for b in beats if phases.place(b) == lowest]
-        late = [b for b in last if (age := min(b.age_s, time.monotonic() - self._awake)) > self.floor_s and age > self.budget_s(b)]
+        ages = {b.rank: min(b.age_s, time.monotonic() - self._awake) for b in last}
+        for b in last:
+            if ages[b.rank] > self.floor_s / 2:
+                self._starved.note(b, pids[b.rank])
+        late = [b for b in last if ages[b.rank] > self.floor_s and ages[b.rank] > self.budget_s(b)]
         return last if len(late) == len(last) else []
 
     def _look_for_stopped(self, pids: Mapping[int, int], now: float) -> int | None:
@@ -121,7 +168,7 @@ class Watch:
             self._say(f"rank {', '.join(str(b.rank) for b in there)} waits for rank {', '.join(map(str, missing))}: {shown}")
 
     def _say(self, text: str, **facts: Any) -> None:
-        key = text.split(" since ", maxsplit=1)[0]
+        key = _SECONDS.sub("", text)
         if self._acts and key not in self._said:
             self._said.add(key)
             console.warning(text)
@@ -129,19 +176,31 @@ class Watch:
 
     def _examine(self, beats: list[Beat], pids: Mapping[int, int], overdue: list[Beat], stopped: int | None) -> Finding | None:
         self._next_look = time.monotonic() + AGAIN * self.floor_s  # if this one finds nothing
+        if stopped is None and any(self._gets_no_core(b, pids[b.rank]) for b in overdue):
+            return None
         seen = evidence.gather(self.run, beats, pids)
         after = {b.rank: b for b in heartbeat.read_all(self.run.heartbeats, self.ranks)}
-        moved = any(b.rank not in after or after[b.rank].beats != b.beats for b in overdue)
+        moved = not overdue or any(b.rank not in after or after[b.rank].beats != b.beats for b in overdue)
         if not seen or any(e.process.gone for e in seen) or (moved and stopped is None):
             return None  # it has gone on, or its end is noticed elsewhere
         if stopped is None and self._only_slow(judge.behind(seen)):
             return None
         found = judge.judge(seen)
+        if moved and found.kind != STOPPED:
+            return None  # it was stopped, and has been continued meanwhile
         if self._others_elsewhere and found.rank is None and found.kind == HANG and found.since_s < elsewhere_s(self.floor_s):
             return None  # whom they wait for is on another machine, whose own watch names it
         beat = next((e.beat for e in seen if e.rank == found.rank), None)
         found = replace(found, phase=str(beat) if beat else None)
         return record.keep(self.run, found, evidence.texts(seen)) if self._acts else found
+
+    def _gets_no_core(self, beat: Beat, pid: int) -> bool:
+        """It would run if the machine let it: time in which it waits for a core does not count, within a limit."""
+        starved, budget = self._starved.seconds(beat, pid), self.budget_s(beat)
+        if not starved or beat.age_s - starved > budget or beat.age_s > READING_TIMES * budget:
+            return False
+        self._say(f"rank {beat.rank} is in '{beat}' for {beat.age_s:.0f} s and waits for a CPU core: the machine is overloaded")
+        return True
 
     def _only_slow(self, last: list[evidence.Evidence]) -> bool:
         """What comes slowly from a disk gets some more time."""

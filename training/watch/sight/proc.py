@@ -92,6 +92,20 @@ def turns(pid: int) -> int:
     return count
 
 
+def queued(pid: int) -> dict[int, float]:
+    """Thread → seconds in which it was ready to run and had no core, so far; {} where the kernel does not count that."""
+    found: dict[int, float] = {}
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:  # gone
+        return found
+    for thread in threads:
+        fields = _text(f"/proc/{pid}/task/{thread}/schedstat").split()
+        if len(fields) == 3:
+            found[int(thread)] = int(fields[1]) / 1e9
+    return found
+
+
 def written_back() -> int:
     """Bytes that the whole machine has brought to its disks so far, since some time."""
     found = re.search(r"^nr_written (\d+)", _text("/proc/vmstat"), re.MULTILINE)
