@@ -1,14 +1,14 @@
 """The reverse of fault injection: healthy runs that look stuck now and then, watched with the sharpest limit. Each verdict is a false
 alarm; their number decides whether a verdict can be trusted.
 
-    python -m benchmarks.false_alarms [--minutes=20] [--seed=1] [--floor=3] [--busy=N]
+    python -m benchmarks.false_alarms [--minutes=20] [--seed=1] [--floor=3] [--busy=N [--what=training]]
 
 Run after run on two CPU ranks until the time is over: our own training with slow first steps, evaluations, checkpoints, disks and
 epoch switches with data-loader workers, and scripts that say nothing for long, whose rank 0 evaluates or sends something alone. In
 half of them every core is kept busy by somebody else.
 
 `--busy=N`: an overloaded machine instead. N processes spin all the time; the runs are the quickstart as it is, with its own limit (60 s)
-and with 10 s in turn, and now and then a script. Nothing in them is slow on purpose.
+and with 10 s in turn, and every fifth a script, or one kind alone. Nothing in them is slow on purpose.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def script(chance: random.Random, floor: float) -> list[str]:
     return ["./launch_train.sh", "2", f"--hang_timeout={floor:g}", "--script", SCRIPT, "--", what, f"{seconds * floor:g}"]
 
 
-def quickstart(number: int, chance: random.Random) -> tuple[list[str], str]:
-    """The first command of the README; every fifth run a script."""
+def quickstart(number: int, chance: random.Random, what: str) -> tuple[list[str], str]:
+    """The first command of the README, or a script."""
     floor = "60" if number % 2 else "10"
-    if number % 5 == 4:
+    if what == "scripts" or (what == "both" and number % 5 == 4):
         return [
             "./launch_train.sh",
             "2",
@@ -101,11 +101,11 @@ def watched(command: list[str], folder: Path, busy: bool) -> tuple[RunDir, int, 
     return RunDir(folder / "run"), done.returncode, done.stderr
 
 
-def one(number: int, chance: random.Random, floor: float, overloaded: bool) -> tuple[Counter[str], str | None]:
+def one(number: int, chance: random.Random, floor: float, overloaded: str) -> tuple[Counter[str], str | None]:
     """A run: what happened in it, and its story if that was a false alarm."""
     with tempfile.TemporaryDirectory() as place:
         if overloaded:
-            (command, own_floor), busy = quickstart(number, chance), False
+            (command, own_floor), busy = quickstart(number, chance, overloaded), False
         else:
             ours, busy = chance.random() < 0.7, chance.random() < 0.5
             command, own_floor = (training(Path(place), chance, floor) if ours else script(chance, floor)), f"{floor:g}"
@@ -115,7 +115,7 @@ def one(number: int, chance: random.Random, floor: float, overloaded: bool) -> t
             {
                 "runs of scripts" if "--script" in command else "runs of our training": 1,
                 f"runs at {own_floor} s": 1,
-                "with busy neighbours": int(busy or overloaded),
+                "with busy neighbours": int(busy or bool(overloaded)),
                 "steps": sum("loss" in record for record in read_records(run.metrics)),
                 "delays on purpose": events["injected"],
                 "evaluations": events["eval"],
@@ -138,6 +138,7 @@ def main() -> None:
     parser.add_argument("--floor", type=float, default=3.0, help="--hang_timeout of the runs, seconds")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--busy", type=int, default=0, help="processes that spin all the time; then the runs have limits of their own")
+    parser.add_argument("--what", choices=("both", "training", "scripts"), default="both", help="with --busy")
     wanted = parser.parse_args()
     chance, counts, alarms = random.Random(wanted.seed), Counter[str](), []
     began, number = time.monotonic(), 0
@@ -145,7 +146,7 @@ def main() -> None:
     try:
         with tqdm(total=round(60 * wanted.minutes), unit="s", disable=None) as bar:
             while (spent := time.monotonic() - began) < 60 * wanted.minutes:
-                found, story = one(number, chance, wanted.floor, bool(neighbours))
+                found, story = one(number, chance, wanted.floor, wanted.what if neighbours else "")
                 number += 1
                 counts.update(found)  # also what is zero
                 alarms += [story] if story else []
