@@ -2,7 +2,8 @@
 
     python -u run_script.py FOLDER SCRIPT ARGS…
 
-FOLDER/rank<r>.error.json  the exception that ended it          FOLDER/rank<r>.ended  the script came to its end
+FOLDER/rank<r>.error.json  the exception that ended it, or sys.exit with another status than 0
+FOLDER/rank<r>.ended       when the script came to its end, and the line of a sys.exit(0)
 FOLDER/rank<r>.stacks      Python stacks of all threads, after SIGUSR2 and at a crash
 
 Standard library only, Python >= 3.8: it runs in the script's own environment. The script is not changed and sees nothing of it:
@@ -27,6 +28,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+STOPPED = (75, 130)  # statuses of a script that was asked to stop (training/errors.py)
+CHAIN = 10  # exceptions that led to one another, at most
 
 
 def main() -> None:
@@ -48,23 +51,28 @@ def main() -> None:
     # What pickles its classes, or starts processes by spawn, looks for the script there.
     sys.modules["__main__"] = module
     atexit.register(_leave, os.getpid(), base + ".ended")  # the first to be registered is the last to be called
+    own = os.getpid()
     try:
         with open(script, "rb") as file:
             code = compile(file.read(), script, "exec")
         exec(code, module.__dict__)
     except SystemExit as leaving:
-        if leaving.code in (None, 0):
-            open(base + ".ended", "w").close()
+        if os.getpid() == own:  # a forked child unwinds through here as well
+            if leaving.code in (None, 0):
+                _end(base + ".ended", script, leaving)
+            elif leaving.code not in STOPPED:
+                _keep(base + ".error.json", int(rank), script, leaving)
         raise
     except BaseException as error:
-        _keep(base + ".error.json", int(rank), script, error)
+        if os.getpid() == own:
+            _keep(base + ".error.json", int(rank), script, error)
         _show(error)
         # As Python itself ends: KeyboardInterrupt by its signal, so that the launcher sees it.
         if isinstance(error, KeyboardInterrupt):
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
         sys.exit(1)
-    open(base + ".ended", "w").close()
+    _end(base + ".ended", script)
 
 
 def _allow_tracing() -> None:
@@ -142,31 +150,59 @@ def _show(error: BaseException) -> None:
     sys.excepthook(type(error), error.with_traceback(trace), trace)
 
 
-def _keep(path: str, rank: int, script: str, error: BaseException) -> None:
+def _own_frame(error: BaseException) -> "traceback.FrameSummary | None":
+    """The innermost line of the user's own code."""
     ours = (__file__, os.path.join(_ROOT, "training", "inspection", "inspector.py"))  # the script's line that called it says more
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in ours]
     own = [f for f in frames if "site-packages" not in f.filename and os.sep + "lib" + os.sep + "python" not in f.filename] or frames
+    return own[-1] if own else None
+
+
+def _where(script: str, error: BaseException) -> str:
     if isinstance(error, SyntaxError):
-        where = f"{error.filename or script}:{error.lineno}"
-    else:
-        where = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+        return f"{error.filename or script}:{error.lineno}"
+    frame = _own_frame(error)
+    return f"{frame.filename}:{frame.lineno}" if frame else ""
+
+
+def _led_to(error: BaseException) -> "list[dict[str, str]]":
+    """The exceptions that led to this one, the last one first."""
+    found: list[dict[str, str]] = []
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    while before is not None and len(found) < CHAIN:
+        found.append({"type": type(before).__name__, "message": str(before)})
+        before = before.__cause__ or (None if before.__suppress_context__ else before.__context__)
+    return found
+
+
+def _end(path: str, script: str, leaving: "SystemExit | None" = None) -> None:
+    _write(path, {"time": time.time(), "where": _where(script, leaving) if leaving else ""})
+
+
+def _keep(path: str, rank: int, script: str, error: BaseException) -> None:
+    frame = _own_frame(error)
     facts = {
         "rank": rank,
         "guilty_rank": error.guilty_rank if type(error).__name__ == "InspectionError" and hasattr(error, "guilty_rank") else rank,
         "time": time.time(),
         "type": type(error).__name__,
         "message": str(error),
-        "where": where,
-        "code": own[-1].line if own else None,
+        "where": _where(script, error),
+        "code": frame.line if frame else None,
+        "before": _led_to(error),
         "phase": None,
         "disk_full": isinstance(error, OSError) and error.errno in (28, 122),  # ENOSPC, EDQUOT
         "traceback": traceback.format_exception(type(error), error, error.__traceback__),
     }
+    _write(path, facts)
+
+
+def _write(path: str, facts: "dict[str, object]") -> None:
     try:
         with open(path + ".tmp", "w", encoding="utf-8") as file:
             json.dump(facts, file, indent=1)
         os.replace(path + ".tmp", path)
-    except OSError as problem:  # the traceback follows all the same
+    except OSError as problem:  # the script's own end matters more
         print(f"{path} can not be written: {problem.strerror}", file=sys.stderr)
 
 

@@ -102,10 +102,41 @@ def test_an_exception_is_named_with_rank_file_and_line(script: Script, tmp_path:
     assert "run_script" not in log and log.rstrip().endswith("ValueError: planted"), "the traceback is the script's own"
 
 
-@pytest.mark.parametrize(("ending", "summary"), [("sys.exit(7)", "left with status 7"), ("os.kill(os.getpid(), 9)", "killed by SIGKILL")])
-def test_how_a_rank_ended(script: Script, ending: str, summary: str) -> None:
-    run = script(f"import os, sys, time\nif os.environ['RANK'] == '0': {ending}\ntime.sleep(600)\n")
-    assert run.wait() == 4 and (run.failure["rank"], run.failure["summary"]) == (0, summary)
+@pytest.mark.parametrize(
+    ("ending", "cause", "summary", "placed"),
+    [
+        ("sys.exit(7)", "exit_status", "left with status 7", True),
+        ("os._exit(7)", "exit_status", "left with status 7", False),
+        ("os.kill(os.getpid(), 9)", "killed", "killed by SIGKILL", False),
+        ("os.kill(os.getpid(), 11)", "segfault", "killed by SIGSEGV", True),
+    ],
+)
+def test_how_a_rank_ended(script: Script, tmp_path: Path, ending: str, cause: str, summary: str, placed: bool) -> None:
+    run = script(f"import os, sys, time\nif os.environ['RANK'] == '0':\n    {ending}\ntime.sleep(600)\n")
+    assert run.wait() == 4
+    assert (run.failure["cause"], run.failure["rank"], run.failure["summary"]) == (cause, 0, summary)
+    assert run.failure["where"] == (f"{tmp_path}/run0/my script.py:3" if placed else None)
+
+
+LEAVES = """
+import atexit, os, sys, time
+from pathlib import Path
+gone = Path(__file__).parent / "gone"
+if os.environ["RANK"] == "1":
+    atexit.register(lambda: (gone.touch(), time.sleep(float(sys.argv[1]))))
+    sys.exit(0)
+while not gone.exists():
+    time.sleep(0.01)
+raise RuntimeError("Connection closed by peer [127.0.0.1]:5006")
+"""
+
+
+@pytest.mark.parametrize("teardown_s", [0, 2])  # 2: its process is seen to end after the victim's
+def test_a_rank_that_leaves_with_status_0_in_mid_run_is_named(script: Script, tmp_path: Path, teardown_s: int) -> None:
+    run = script(LEAVES, str(teardown_s))
+    assert run.wait() == 4
+    assert (run.failure["cause"], run.failure["rank"]) == ("exit_status", 1)
+    assert run.failure["where"] == f"{tmp_path}/run0/my script.py:7" and run.failure["status"] == 0
 
 
 @pytest.mark.parametrize("status", [2, 3])
@@ -204,6 +235,9 @@ def test_a_program_that_is_no_python_file(script: Script, tmp_path: Path) -> Non
     program.write_text('#!/bin/sh\necho "rank $RANK of $WORLD_SIZE: $1"\n')
     program.chmod(0o755)
     assert "rank 0 of 2: x y" in script(program, "x y").ok().output
+    program.write_text(f"#!{sys.executable}\nimport time\nprint('ready', flush=True)\nraise ValueError('planted')\n")
+    failed = script(program)
+    assert failed.wait() == 4 and failed.failure["summary"] == "ValueError: planted" and failed.failure["where"] == f"{program}:4"
     program.chmod(0o644)
     refused = script(program)
     assert refused.wait() == 2 and "neither a .py file nor executable" in refused.output and "chmod +x" in refused.output

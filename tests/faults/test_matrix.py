@@ -41,7 +41,7 @@ class Row:
 
 
 def died(spec: str, says: str, **more: object) -> Row:
-    return Row(spec, 2, "died", says, **{"code": 4, "cause": "unknown", "where": None, **more})  # type: ignore[arg-type]
+    return Row(spec, 2, "died", says, **{"code": 4, "cause": "killed", "where": None, **more})  # type: ignore[arg-type]
 
 
 def error(spec: str, says: str, cause: str = "unknown", limit_s: float = 2, **more: object) -> Row:
@@ -78,7 +78,7 @@ QUICK = {
         "gpu_oom",
         advice="device_batch_size is 4: try 2, the same 256 tokens per step with 2 × accumulation",
     ),
-    "exit 0": died("exit@step=5", "^DIED rank 1 .*left with status 0 in the middle of the training"),
+    "exit 0": died("exit@step=5", "^DIED rank 1 .*left with status 0 in the middle of the training", cause="exit_status"),
 }
 SLOW = {
     "lock, rank 0": Row("sleep@rank=0,step=5", 6, "hang", r"^HANG rank 0 .* stands at .*\(_stuck_in_a_lock\)", rank=0, waiting="backward"),
@@ -147,9 +147,9 @@ SLOW = {
     ),
     "SIGKILL": died("kill@step=5", "^DIED rank 1 in 'step 5: forward': killed by SIGKILL"),
     "SIGKILL, rank 0": died("kill@rank=0,step=5", "^DIED rank 0 in 'step 5: forward': killed by SIGKILL", rank=0),
-    "SIGSEGV": died("segv@step=5", "^DIED rank 1 .*killed by SIGSEGV", where=STUCK),
-    "SIGABRT": died("abort@step=5", "^DIED rank 1 .*killed by SIGABRT", where=STUCK),
-    "exit 7": died("exit@step=5,code=7", "^DIED rank 1 .*left with status 7"),
+    "SIGSEGV": died("segv@step=5", "^DIED rank 1 .*killed by SIGSEGV", cause="segfault", where=STUCK),
+    "SIGABRT": died("abort@step=5", "^DIED rank 1 .*killed by SIGABRT", cause="unknown", where=STUCK),
+    "exit 7": died("exit@step=5,code=7", "^DIED rank 1 .*left with status 7", cause="exit_status"),
     "exception": error("raise@step=5", "ValueError: injected on purpose"),
     "NaN": error(
         "nan@step=5",

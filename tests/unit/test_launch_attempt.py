@@ -153,6 +153,26 @@ def test_a_failure_that_can_not_be_explained_is_one_all_the_same(
     assert "telling of the failure has failed" in said and "looking for what ranks have left behind has failed" in said
 
 
+# ── the order of the ends ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_ends_seen_at_once_the_earlier_one_counts(run: RunDir, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    monkeypatch.setattr(team, "command", lambda *_: [sys.executable, "-c", "import time; time.sleep(3600)"])
+    tried = Attempt(run, PLAN, Team(range(2), 2, "127.0.0.1", 1), uuid.uuid4().hex)
+
+    def kill_both() -> None:
+        pids = {child.rank: child.popen.pid for child in tried._alive.values()}
+        for rank in (first, 1 - first):
+            os.kill(pids[rank], signal.SIGKILL)
+            os.waitid(os.P_PID, pids[rank], os.WEXITED | os.WNOWAIT)
+        tried.each_pass = lambda: None
+
+    tried.each_pass = kill_both
+    outcome = tried.go()
+    assert outcome.ended == [(first, -9), (1 - first, -9)] and outcome.guilty == (first, -9)
+
+
 # ── ranks that can not be ended ──────────────────────────────────────────────────────────────────────────────────────
 
 

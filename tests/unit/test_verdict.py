@@ -16,6 +16,7 @@ from training.host import limits
 from training.launch import cause, verdict
 from training.launch.outcome import Outcome
 from training.rundir import RunDir, write_json
+from training.watch import death
 from training.watch.death import Death
 from training.watch.finding import DESYNC, HANG, UNEVEN, Finding
 
@@ -43,10 +44,10 @@ def plan(device: str = "cpu", **more: Any) -> dict[str, Any]:
     } | more
 
 
-def told(run: RunDir, rank: int, kind: str, message: str, time: float = 1.0, guilty: int | None = None) -> None:
+def told(run: RunDir, rank: int, kind: str, message: str, time: float = 1.0, guilty: int | None = None, **more: object) -> None:
     """What a rank reports of itself."""
     facts = {"rank": rank, "guilty_rank": rank if guilty is None else guilty, "time": time, "type": kind, "message": message}
-    write_json(run.rank_error(rank), facts | {"where": f"model.py:{rank}", "phase": None, "disk_full": False})
+    write_json(run.rank_error(rank), facts | {"where": f"model.py:{rank}", "phase": None, "disk_full": False} | more)
 
 
 def failed(run: RunDir, status: int = 1, rank: int | None = 1, **outcome: Any) -> dict[str, Any]:
@@ -132,16 +133,95 @@ def test_a_rank_can_notice_what_another_one_did(run: RunDir) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "text"),
+    ("status", "cause", "text"),
     [
-        (-9, "killed by SIGKILL"),
-        (-11, "killed by SIGSEGV"),
-        (0, "left with status 0 in the middle of the training"),
-        (7, "left with status 7"),
+        (-9, "killed", "killed by SIGKILL"),
+        (-15, "killed", "killed by SIGTERM"),
+        (-11, "segfault", "killed by SIGSEGV"),
+        (-6, "unknown", "killed by SIGABRT"),
+        (0, "exit_status", "left with status 0 in the middle of the training"),
+        (7, "exit_status", "left with status 7"),
     ],
 )
-def test_a_rank_that_says_nothing(run: RunDir, status: int, text: str) -> None:
-    assert summary_of(failed(run, status)) == ("unknown", "died", 1, text)
+def test_a_rank_that_says_nothing(run: RunDir, status: int, cause: str, text: str) -> None:
+    record = failed(run, status)
+    assert summary_of(record) == (cause, "died", 1, text) and record["advice"]
+
+
+@pytest.mark.parametrize(("message", "text"), [("3", "left with status 3"), ("no data", "left with status 1: no data")])
+def test_a_script_that_calls_sys_exit_is_named_with_its_line(run: RunDir, message: str, text: str) -> None:
+    told(run, 1, "SystemExit", message)
+    told(run, 0, "RuntimeError", "Connection closed by peer [127.0.0.1]:5006", time=2.0)
+    record = failed(run, rank=0)  # whose end was seen first
+    assert summary_of(record) == ("exit_status", "died", 1, text) and record["where"] == "model.py:1"
+
+
+def test_what_led_to_the_end_counts_where_it_is_known(run: RunDir) -> None:
+    told(run, 1, "SystemExit", "1", before=[{"type": "OutOfMemoryError", "message": "CUDA out of memory. Tried to allocate 2.00 GiB"}])
+    assert failed(run)["cause"] == "gpu_oom"
+    told(run, 1, "RuntimeError", "no data", before=[{"type": "ConnectionResetError", "message": "Connection reset by peer"}])
+    assert failed(run)["cause"] == "unknown", "any connection may be meant"
+
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "/prog", line 3, in <module>\n    main()\nValueError: planted\n'
+
+
+@pytest.mark.parametrize(("after", "named"), [("a last word\n", True), ("step\n" * 10_000, False)])
+def test_the_traceback_at_the_end_of_a_log_names_the_exception(run: RunDir, after: str, named: bool) -> None:
+    """Of a program that is not run by us; one from long before has not ended it."""
+    run.rank_log(1).write_text("ready\n" + TRACEBACK + after)
+    record = failed(run)
+    expected = ("unknown", "error", 1, "ValueError: planted") if named else ("exit_status", "died", 1, "left with status 1")
+    assert summary_of(record) == expected and record["where"] == ("/prog:3" if named else None)
+
+
+def test_a_program_that_lost_a_peer_is_a_victim(run: RunDir) -> None:
+    run.rank_log(1).write_text(TRACEBACK.replace("ValueError: planted", "RuntimeError: Connection closed by peer [127.0.0.1]:5006"))
+    record = failed(run)
+    assert record["cause"] == "peer_died" and record["victim"]
+
+
+# ── the order of the ends ────────────────────────────────────────────────────────────────────────────────────────────
+
+LOST = ("RuntimeError", "Connection closed by peer [127.0.0.1]:5006")
+
+
+def left_at(run: RunDir, rank: int, time: float) -> None:
+    """The script of this rank has come to its end, or called sys.exit(0)."""
+    write_json(run.ranks / f"rank{rank}.ended", {"time": time, "where": f"main.py:{rank}"})
+
+
+def test_who_left_with_status_0_before_another_lost_it_is_named(run: RunDir) -> None:
+    told(run, 0, *LOST, time=2.0)
+    assert death.left_before(run, 0, [(0, 1)], {}) is None, "nothing tells of another one"
+    assert death.left_before(run, 0, [(1, 0), (0, 1)], {}) == 1
+    left_at(run, 1, 1.0)
+    assert death.left_before(run, 0, [(0, 1)], {}) == 1, "its process had not quite gone when the victim's end was seen"
+    assert death.explain(run, 1, 0, [], {}).where == "main.py:1"
+
+
+def test_who_left_after_it_is_not(run: RunDir) -> None:
+    told(run, 0, *LOST, time=2.0)
+    left_at(run, 1, 3.0)
+    assert death.left_before(run, 0, [(0, 1)], {}) is None
+
+
+def test_who_failed_by_itself_is_not_excused_by_an_earlier_end(run: RunDir) -> None:
+    left_at(run, 1, 1.0)
+    told(run, 0, "ValueError", "planted", time=2.0)
+    assert death.left_before(run, 0, [(1, 0), (0, 1)], {}) is None
+    told(run, 0, *LOST, time=3.0)
+    told(run, 2, "ValueError", "planted", time=2.0)
+    assert death.left_before(run, 0, [(1, 0), (0, 1)], {}) is None, "another one failed before the loss"
+
+
+def test_what_a_script_makes_of_its_loss_is_seen_through(run: RunDir) -> None:
+    told(run, 0, "SystemExit", "1", time=2.0, before=[{"type": LOST[0], "message": LOST[1]}])
+    assert death.left_before(run, 0, [(1, 0), (0, 1)], {}) == 1
+    run.rank_error(0).unlink()
+    assert death.left_before(run, 0, [(1, 0), (0, 1)], {}) is None
+    run.rank_log(0).write_text(TRACEBACK.replace("ValueError: planted", ": ".join(LOST)))
+    assert death.left_before(run, 0, [(1, 0), (0, 1)], {}) == 1, "a program whose exceptions are not reported to us"
 
 
 @pytest.mark.parametrize(
@@ -163,11 +243,11 @@ def test_an_aborted_rank_has_said_why(run: RunDir, words: str, expected: str) ->
     record = failed(run, ABORT, log_from=since)
     assert record["cause"] == expected and record["summary"].startswith("killed by SIGABRT")
     assert (f"; it had said: {words}" in record["summary"]) == (expected != "unknown")
-    assert failed(run, -signal.SIGKILL, log_from=since)["cause"] == "unknown", "who is killed has no last words"
+    assert failed(run, -signal.SIGKILL, log_from=since)["cause"] == "killed", "who is killed has no last words"
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "cause"), [(3, 4, "host_oom_killed"), (3, 3, "unknown"), (None, 4, "unknown"), (3, None, "unknown")]
+    ("before", "now", "cause"), [(3, 4, "host_oom_killed"), (3, 3, "killed"), (None, 4, "killed"), (3, None, "killed")]
 )
 def test_the_kernels_count_tells_who_was_killed_for_memory(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, before: int | None, now: int | None, cause: str
@@ -176,7 +256,7 @@ def test_the_kernels_count_tells_who_was_killed_for_memory(
     record = failed(run, -signal.SIGKILL, oom_kills=before)
     assert record["cause"] == cause and record["summary"].startswith("killed by SIGKILL")
     assert ("has risen from 3 to 4" in record["summary"]) == (cause == "host_oom_killed")
-    assert failed(run, -signal.SIGSEGV, oom_kills=before)["cause"] == "unknown"
+    assert failed(run, -signal.SIGSEGV, oom_kills=before)["cause"] == "segfault"
 
 
 CARDS = [{"index": n, "uuid": f"GPU-000000a{n}-0000-4000-8000-000000000000", "name": "Card"} for n in (0, 1)]
@@ -218,7 +298,7 @@ def test_a_driver_that_can_not_be_asked_says_nothing_of_the_gpus(
 
 def test_where_a_crash_has_left_its_place(run: RunDir) -> None:
     record = failed(run, -11, death=Death("died", 1, "model.py:12", "killed by SIGSEGV"))
-    assert summary_of(record) == ("unknown", "died", 1, "killed by SIGSEGV") and record["where"] == "model.py:12"
+    assert summary_of(record) == ("segfault", "died", 1, "killed by SIGSEGV") and record["where"] == "model.py:12"
 
 
 def test_a_rank_that_gloo_aborts_for_another_collective_has_not_just_died(run: RunDir) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import resource
 import shlex
 import shutil
-import signal
 import string
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -51,8 +50,6 @@ def of_end(
         return of_kind(SILENT, language, ours)
     if kind in catalogue.kinds():
         return of_kind(kind, language, ours)
-    if end.get("status") == -signal.SIGKILL and cause == catalogue.UNKNOWN:
-        return of_kind("killed", language, ours)
     return advice(cause, signature, groups, language, ours)
 
 

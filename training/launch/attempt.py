@@ -145,14 +145,18 @@ class Attempt:
             return
         self.outcome.here = self.outcome.here or (child.rank, status)
         if self.outcome.guilty is None:
-            self.outcome.guilty = self._left_before(child) or self.outcome.here
+            self.outcome.guilty = self.outcome.here
+            self._safely("looking for a rank that left before", functools.partial(self._blame_who_left_before, child))
             self.outcome.phases = {b.rank: str(b) for b in self._beats()}
             self.outcome.torn_down = status == -signal.SIGABRT and (self.run.ranks / f"rank{child.rank}.ended").exists()
             self._safely("telling of the failure", functools.partial(self._tell_death, child, status))
             self._fail()
 
-    def _left_before(self, child: spawn.Child) -> tuple[int, int] | None:
-        return None if self._ours or child.rank is None else death.left_before(self.run, child.rank, self.outcome.ended)
+    def _blame_who_left_before(self, child: spawn.Child) -> None:
+        if self._ours or child.rank is None:
+            return
+        left = death.left_before(self.run, child.rank, self.outcome.ended, self.outcome.log_from)
+        self.outcome.guilty = self.outcome.guilty if left is None else (left, 0)
 
     def _tell_death(self, child: spawn.Child, status: int) -> None:
         """At once: the card comes when all the others are gone."""
@@ -162,7 +166,9 @@ class Attempt:
             console.error(f"{child.name} {ended.how(status)}")
             return
         others = [c.rank for c in self._alive.values() if c.rank is not None]
-        rank, status = self._left_before(child) or (child.rank, status)
+        rank = child.rank
+        if self.outcome.guilty and self.outcome.guilty[0] is not None:  # another one, which left before
+            rank, status = self.outcome.guilty[0], self.outcome.guilty[1]
         known = self.outcome.death = death.explain(self.run, rank, status, others, self.outcome.log_from)
         phase = self.outcome.phases.get(known.rank) if known.rank is not None else None
         at = f"; at {known.where}" if known.where else ""

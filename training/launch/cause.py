@@ -4,6 +4,7 @@ reported itself, and what an aborted one said at its end. Words of the others ar
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from training import console
 from training.asked import ROOT
 from training.diagnose import catalogue
+from training.host.gpus import one_line
+from training.launch import ended
 
 if TYPE_CHECKING:
     from training.diagnose.judge import Judgement
@@ -27,6 +30,10 @@ machine = gpus.look()
 print(json.dumps({"uuids": [gpu.uuid for gpu in machine.gpus], "reason": machine.reason}))
 """
 UNKNOWN, PEER_DIED = catalogue.UNKNOWN, "peer_died"
+EXIT_STATUS, SEGFAULT, KILLED = "exit_status", "segfault", "killed"  # how a process ended, where it does not report why
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+LEFT = "SystemExit"  # the type of an error file whose script left by sys.exit
+BUFFER = 16 << 10  # bytes that a process may still print after the traceback that ended it
 BY_TYPE = {
     "NotFinite": "nan_loss",
     "ParametersDiffer": "ddp_params_mismatch",
@@ -38,12 +45,21 @@ BY_TYPE = {
 
 def of_error(error: dict[str, Any]) -> str:
     """Of what a rank reported (training.engine.failure)."""
-    return BY_TYPE.get(error["type"]) or _known(error)[0]
+    chain = [_known(one) for one in (error, *error.get("before", ()))]
+    known = chain[0][0] if chain[0][0] != UNKNOWN else next((cause for cause, role in chain if role == catalogue.ROOT), UNKNOWN)
+    return BY_TYPE.get(error["type"]) or known
+
+
+def of_status(status: int) -> str:
+    """Of a rank that reports nothing: how its process ended. An abort has many reasons; the rank's log may name one."""
+    if status >= 0:
+        return EXIT_STATUS
+    return SEGFAULT if -status in CRASHES else UNKNOWN if -status == signal.SIGABRT else KILLED
 
 
 def of_log(log: Path, rank: int | None, since: int) -> Judgement | None:
-    """Of a rank that could not say what it died of: what its log says after the byte `since`, by the catalogue. None where that is
-    nothing of its own: that others have gone is no cause."""
+    """Of a rank that could not report what ended it: what its log tells after the byte `since`, by the catalogue or by the traceback
+    at its end. None where there is neither."""
     from training.diagnose import judge, scan, source, story  # after a failure only
 
     try:
@@ -52,9 +68,15 @@ def of_log(log: Path, rank: int | None, since: int) -> Judgement | None:
         return None
     try:
         found = judge.judge([story.read(read, scan.scan(read))])
+        size = log.stat().st_size
     finally:
         read.close()
-    return found if found.event and found.event.role in judge.OF_ITSELF and found.cause != UNKNOWN else None
+    event = found.event
+    if event is None:
+        return None
+    if event.role == judge.UNLISTED and event.thrown:
+        return found if event.thrown.last > size - BUFFER else None  # an older one has not ended it
+    return found if found.cause == PEER_DIED or (event.role in judge.OF_ITSELF and found.cause != UNKNOWN) else None
 
 
 def lost_gpus(plan: dict[str, Any]) -> str:
@@ -87,8 +109,19 @@ def _ask_driver() -> dict[str, Any]:
     return found
 
 
+def left(error: dict[str, Any]) -> str:
+    """How a script left that called sys.exit: with a number, or with a text for people, which is status 1."""
+    text = one_line(error["message"])
+    return ended.how(int(text) & 0xFF) if text.lstrip("-").isdecimal() else f"{ended.how(1)}: {text[:200]}"
+
+
 def is_victim(error: dict[str, Any]) -> bool:
     return error["type"] not in BY_TYPE and _known(error)[1] == catalogue.CASCADE
+
+
+def lost_peer(error: dict[str, Any]) -> bool:
+    """A victim, or what a script made of that: `raise … from error`, sys.exit(1). Weaker evidence: any connection may be meant."""
+    return is_victim(error) or any(_known(one)[0] == PEER_DIED for one in error.get("before", ()))
 
 
 def root(errors: Sequence[dict[str, Any]], rank: int | None) -> dict[str, Any] | None:

@@ -69,11 +69,18 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
     ranks = (run.rank_log(r) for r in (said_by, rank) if r is not None and of_all not in outcome.log_from)
     log = next((f for f in ranks if f.exists()), of_all)
     since = outcome.log_from.get(log, 0)
-    cause, kind, summary = _what(outcome, run, plan, status, own)
+    cause, kind, summary = _what(outcome, run, plan, rank, status, own)
     by_itself = kind in (DIED, ERROR) and not outcome.torn_down and -status not in (signal.SIGKILL, *STOP_SIGNALS)
-    told = causes.of_log(log, said_by, since) if cause == causes.UNKNOWN and by_itself else None
-    if told and told.event:
-        cause, summary = told.cause, f"{summary}; it had said: {shown(told.event.line.text.strip())}" if own is None else summary
+    told = causes.of_log(log, said_by, since) if cause in (causes.UNKNOWN, causes.EXIT_STATUS) and by_itself and status else None
+    thrown = told.event.thrown if told and told.event else None
+    if told and told.event and (own is None or own["type"] == causes.LEFT):
+        line = shown(told.event.line.text.strip())
+        if told.cause != causes.UNKNOWN:
+            cause, summary = told.cause, f"{summary}; it had said: {line}"
+        elif thrown:  # a program whose exceptions are not reported to us: a traceback at the end of its log
+            cause, kind, summary = told.cause, ERROR, line
+    elif told and told.cause not in (causes.UNKNOWN, causes.PEER_DIED):
+        cause = told.cause
     lost = outcome.lost if kind != rundir.ASKED and (outcome.here is None or (own and causes.is_victim(own))) else None
     if lost:  # what our ranks say of it is only that they have lost the others
         rank, own, cause, kind, summary = None, None, lost.cause, lost.kind, lost.text
@@ -81,11 +88,11 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
         "cause": cause,
         "kind": kind,
         **({"node": lost.node} if lost else {}),
-        "victim": own is not None and causes.is_victim(own),
+        "victim": cause == causes.PEER_DIED if own is None else causes.is_victim(own),
         "rank": rank,
         "step": _step(run, rank),
         "summary": summary,
-        "where": _where(outcome, own),
+        "where": _where(outcome, own) or (thrown and thrown.where),
         "phase": (found and found.phase) or (outcome.phases.get(rank) if rank is not None else None),
         "phases": {str(r): p for r, p in sorted(outcome.phases.items())},
         "since_s": found.since_s if found else None,
@@ -114,7 +121,9 @@ def _stack(found: Finding) -> list[str]:
     return [str(frame) for frame in main.frames[:SHOWN_LINES]] if main else []
 
 
-def _what(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any], status: int, own: dict[str, Any] | None) -> tuple[str, str, str]:
+def _what(
+    outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any], rank: int | None, status: int, own: dict[str, Any] | None
+) -> tuple[str, str, str]:
     """(cause, kind, summary); `own`: what the rank has reported."""
     if outcome.killed or stopped_early(outcome):
         return "interrupted" if outcome.asked == Exit.INTERRUPTED else "preempted", rundir.ASKED, _stop(outcome)
@@ -130,7 +139,7 @@ def _what(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any], status: in
         return "disk_full", ERROR, f"no space left on the disk of {run.path}"
     if lost := causes.lost_gpus(plan):
         return "gpu_hardware", ERROR if own else DIED, lost
-    if own:
+    if own and own["type"] != causes.LEFT:
         first_line = own["message"].splitlines()[0] if own["message"] else ""
         first_line = first_line if len(first_line) <= SHOWN_CHARACTERS else f"{first_line[: SHOWN_CHARACTERS - 1]}…"
         return causes.of_error(own), ERROR, f"{own['type']}: {first_line}"
@@ -140,7 +149,11 @@ def _what(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any], status: in
         return "host_oom_killed", DIED, kills
     if (death := outcome.death) and death.kind != DIED:
         return causes.UNKNOWN, death.kind, death.how
-    return causes.UNKNOWN, DIED, ended.how(status)
+    if own:
+        known = causes.of_error(own)
+        return causes.EXIT_STATUS if known == causes.UNKNOWN else known, DIED, causes.left(own)
+    torchrun = rank is None and status >= 0  # tells only that something failed
+    return causes.UNKNOWN if torchrun else causes.of_status(status), DIED, ended.how(status)
 
 
 def _for_memory(outcome: Outcome) -> str:

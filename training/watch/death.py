@@ -34,23 +34,36 @@ class Death:
         return "FAILED" if self.kind == ERROR else self.kind.upper()
 
 
-def left_before(run: rundir.RunDir, rank: int, gone: Sequence[tuple[int | None, int]]) -> tuple[int, int] | None:
-    """The rank of a script which this one tells that it has lost, and its status: 0, before the script's end. That is no failure by
-    itself (`os._exit(0)` at the end of the work), but it is where this one begins."""
-    error = rundir.read_json(run.rank_error(rank))
-    if error is None or not cause.is_victim(error):
-        return None
+def left_before(run: rundir.RunDir, rank: int, gone: Sequence[tuple[int | None, int]], log_from: Mapping[Path, int]) -> int | None:
+    """The rank of a script that left first, with status 0, where this one failed since it lost a peer. That status is no failure by
+    itself, but here it is where the failure begins. `gone`: the ends so far, in the order in which they happened."""
     left = [other for other, status in gone if other is not None and status == 0]
-    return next(((other, 0) for other in left if not (run.ranks / f"rank{other}.ended").exists()), None)
+    ends = {int(p.stem[4:]): float(facts["time"]) for p in run.ranks.glob("rank*.ended") if (facts := rundir.read_json(p))}
+    errors = {int(e["rank"]): e for p in run.ranks.glob("rank*.error.json") if (e := rundir.read_json(p))}
+    if (error := errors.get(rank)) is not None:
+        if not cause.lost_peer(error) or any(e["time"] <= error["time"] and not cause.lost_peer(e) for e in errors.values()):
+            return None  # it failed by itself, or another one did
+        # The end of a process is seen late where much has to be torn down: the script's own end counts.
+        left += sorted((other for other, at in ends.items() if at <= error["time"]), key=ends.__getitem__)
+    elif left:
+        log = run.rank_log(rank)
+        told = cause.of_log(log, rank, log_from.get(log, 0))
+        if told is None or told.cause != cause.PEER_DIED:
+            return None
+    return next((other for other in left if other != rank), None)
 
 
 def explain(run: rundir.RunDir, rank: int, status: int, alive: Iterable[int], log_from: Mapping[Path, int]) -> Death:
     """`alive`: the ranks that are still there; `log_from`: log → where the words of this start begin."""
     if error := rundir.read_json(run.rank_error(rank)):
+        if error["type"] == cause.LEFT:
+            return Death(DIED, rank, error["where"] or None, cause.left(error))
         return Death(ERROR, error["guilty_rank"], error["where"], f"{error['type']}: {one_line(error['message'])[:200]}")
     stack = stacks.from_faulthandler(run.ranks / f"rank{rank}.stacks")  # a crash leaves it
     frame = stacks.own(stack.main.frames) if stack and stack.main else None
     where = f"{frame.file}:{frame.line}" if frame else None
+    if status == 0 and (left := rundir.read_json(run.ranks / f"rank{rank}.ended")):
+        where = left["where"] or None
     log = run.rank_log(rank)
     sizes = MIXED_UP.search("\n".join(tail(log, LINES, log_from.get(log, 0))))
     if status < 0 and sizes:
