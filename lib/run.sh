@@ -24,7 +24,7 @@ run::plan() {
   # NUL-delimited: survives spaces, quotes and newlines.
   mapfile -d '' -t RUN_COMMAND <"$RUN_DIR/launch.argv"
   mapfile -d '' -t variables <"$RUN_DIR/launch.env"
-  export "${variables[@]}"
+  ((${#variables[@]} == 0)) || export "${variables[@]}" # without a name it would print every variable
   log::open "$DUET_LOG_FILE"
 }
 

@@ -65,7 +65,7 @@ slurm::train() {
     return "$EXIT_CONFIG"
   }
   mapfile -d '' -t variables <"$DUET_ROOT.env"
-  export "${variables[@]}"
+  ((${#variables[@]} == 0)) || export "${variables[@]}" # without a name it would print every variable
   PYTHON=$VIRTUAL_ENV/bin/python
   [[ -x $PYTHON ]] || {
     log::error "the environment of this job is not on node ${SLURMD_NODENAME-}: $VIRTUAL_ENV (exit $EXIT_RESOURCES)"

@@ -165,3 +165,20 @@ recorded() {
   is "$(without_times "${stderr_lines[0]}")" "[INFO] the active environment $BATS_TEST_TMPDIR/active is not used: no torch"
   is "$(head -n 1 logs/train_dual_gpu_*.log)" "${stderr_lines[0]}"
 }
+
+@test "a plan without variables: nothing of the environment is printed" {
+  mkdir run
+  printf 'true\0' >run/launch.argv
+  : >run/launch.env
+  executable python <<<'echo run'
+  SECRET=hidden run in_shell 'PYTHON=./python; DUET_LOG_FILE=log; run::plan x; echo "to ${RUN_COMMAND[0]}"'
+  is "$status:$output" '0:to true'
+}
+
+@test "a job without variables: nothing of the environment is printed" {
+  : >"$PROJECT.env"
+  # shellcheck disable=SC2016
+  SECRET=hidden SLURM_JOB_ID=1 VIRTUAL_ENV=/nowhere run in_shell 'source lib/slurm.sh; slurm::train'
+  is "$status" 3
+  has_not "$output" hidden
+}
