@@ -11,7 +11,8 @@
 #   ./launch_train.sh 8 configs/dual_gpu/balanced.py --total_batch_size=196608
 #   ./launch_train.sh 2 configs/dual_gpu/quickstart.py --nnodes=2 --node_rank=1 --master_addr=10.0.0.1 --total_batch_size=8192
 #   ./launch_train.sh 2 --script main.py -- --epochs=3     your script, unchanged
-source "$(dirname -- "$(readlink -f -- "$0")")/lib/init.sh"
+# shellcheck disable=SC2128,SC3028 # the first element is meant; sh reads this line too, lib/init.sh gives it to bash
+. "$(dirname -- "$(readlink -f -- "${BASH_SOURCE:-$0}")")/lib/init.sh" || return 2>/dev/null || exit
 
 help::answer "$0" "$@"
 python::ensure "$@"

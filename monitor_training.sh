@@ -25,7 +25,8 @@
 #
 # NO_COLOR is respected. Exit codes: 0 shown, 2 command line, no such run or log, 3 the port is taken, 130 left by Ctrl-C;
 # with --follow-exit those of the run.
-source "$(dirname -- "$(readlink -f -- "$0")")/lib/init.sh"
+# shellcheck disable=SC2128,SC3028 # the first element is meant; sh reads this line too, lib/init.sh gives it to bash
+. "$(dirname -- "$(readlink -f -- "${BASH_SOURCE:-$0}")")/lib/init.sh" || return 2>/dev/null || exit
 
 HELP_OPTIONS=0 help::answer "$0" "$@"
 # Any Python does, nothing is installed for looking: what it lacks (psutil, NVML) is shown as unknown.

@@ -23,18 +23,18 @@
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=USR1@120
-
-home=$(dirname -- "$(readlink -f -- "$0")")
-if [[ ! -f $home/lib/slurm.sh ]]; then # SLURM runs a copy of this file; the job knows where that is from
+# shellcheck disable=SC2128,SC3028 # the first element is meant; sh reads these lines too, lib/init.sh gives them to bash
+home=$(dirname -- "$(readlink -f -- "${BASH_SOURCE:-$0}")")
+if test ! -f "$home/lib/slurm.sh"; then # SLURM runs a copy of this file; the job knows where that is from
   command=$(scontrol show job "${SLURM_JOB_ID:-none}" | sed -n 's/^ *Command=//p')
   home=$(dirname -- "$(readlink -f -- "${command%" $*"}")")
-  [[ -f $home/lib/slurm.sh ]] || home=${SLURM_SUBMIT_DIR:-$PWD}
+  test -f "$home/lib/slurm.sh" || home=${SLURM_SUBMIT_DIR:-$PWD}
 fi
-[[ -f $home/lib/slurm.sh ]] || {
-  printf '[ERROR] %(%F %T)T the project is neither where %s is nor in %s: submit from its folder\n' -1 "${command%" $*"}" "$home" >&2
+test -f "$home/lib/slurm.sh" || {
+  printf '[ERROR] the project is neither where %s is nor in %s: submit from its folder\n' "${command%" $*"}" "$home" >&2
   exit 2
 }
-source "$home/lib/init.sh"
-source "$home/lib/slurm.sh"
+. "$home/lib/init.sh" || return 2>/dev/null || exit
+source "$home/lib/slurm.sh" || exit
 help::answer "$0" "$@"
 slurm::main "$@"

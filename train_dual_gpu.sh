@@ -12,7 +12,8 @@
 #   ./train_dual_gpu.sh configs/dual_gpu/balanced.py --resume=latest
 #
 # The environment (.venv) is made at the first run.
-source "$(dirname -- "$(readlink -f -- "$0")")/lib/init.sh"
+# shellcheck disable=SC2128,SC3028 # the first element is meant; sh reads this line too, lib/init.sh gives it to bash
+. "$(dirname -- "$(readlink -f -- "${BASH_SOURCE:-$0}")")/lib/init.sh" || return 2>/dev/null || exit
 
 help::answer "$0" "$@"
 python::ensure "$@"

@@ -10,7 +10,8 @@
 #   ./train_dual_gpu_enhanced.sh --resume=latest --retries=5
 #
 # The same pipeline and the same plan as train_dual_gpu.sh, with more stages.
-source "$(dirname -- "$(readlink -f -- "$0")")/lib/init.sh"
+# shellcheck disable=SC2128,SC3028 # the first element is meant; sh reads this line too, lib/init.sh gives it to bash
+. "$(dirname -- "$(readlink -f -- "${BASH_SOURCE:-$0}")")/lib/init.sh" || return 2>/dev/null || exit
 
 help::answer "$0" "$@"
 python::ensure "$@"

@@ -1,6 +1,20 @@
 # shellcheck shell=bash
-# Sourced first by every script: strict mode, the project's folder, the other parts. Usage: source "$root/lib/init.sh"
+# Sourced first by every script: strict mode, the project's folder, the other parts.
+# Usage: . "$root/lib/init.sh" || return 2>/dev/null || exit
 
+# Other shells than bash read the first lines: `sh train_dual_gpu.sh` and `zsh train_dual_gpu.sh` continue in bash.
+if test -z "${BASH_VERSION-}"; then
+  case ${ZSH_EVAL_CONTEXT-} in
+  *file:file*) ;; # sourced by zsh
+  *) exec bash "${ZSH_ARGZERO-$0}" "$@" ;;
+  esac
+fi
+# A script that is sourced must not change the options of the user's shell, nor end it.
+if test "${ZSH_EVAL_CONTEXT-}" || [[ -n ${BASH_SOURCE[1]-} && ${BASH_SOURCE[1]} != "$0" ]]; then
+  printf '[ERROR] this script must be run, not sourced\n    try:     bash %s …\n' "${BASH_SOURCE[1]-SCRIPT}" >&2
+  return 2
+fi
+set +o posix # `sh` may be a bash
 if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
   printf '[ERROR] bash %s is too old: 4.4 or newer is needed (this one: %s)\n' "$BASH_VERSION" "$BASH" >&2
   exit 3

@@ -36,9 +36,47 @@ bash_is() {
   done
 }
 
-@test "the check stands before anything that an old bash does not know" {
-  before=$(sed '/^if ((BASH_VERSINFO/,$d' lib/init.sh | grep -vE '^(#|$)') || true
-  is "$before" ''
+@test "the check comes before anything that an old bash does not know" {
+  before=$(sed '/^if ((BASH_VERSINFO/,$d' lib/init.sh)
+  sh -n <<<"$before" # other shells read it too
+  banned=$(grep -nE 'shopt|local|declare|mapfile|printf -v|%\(' <<<"$before") || true
+  is "$banned" ''
+}
+
+@test "sh SCRIPT, a bash in POSIX mode, and the script by its name on PATH: the script runs in bash" {
+  for file in "${SCRIPTS[@]}" monitor_training.sh; do
+    run --separate-stderr sh "$file" --help
+    is "$status:$stderr" '0:'
+    is "${lines[0]}" "$(sed -n '2s/^# //p' "$file")"
+  done
+  cd ..
+  POSIXLY_CORRECT=1 run --separate-stderr sh "$PROJECT/train_dual_gpu.sh" nowhere.py
+  is "$status" 2
+  has "$stderr" 'config nowhere.py does not exist'
+  has_not "$stderr" 'not found'
+  ln -s "$(command -v bash)" "$BATS_TEST_TMPDIR/sh"
+  run --separate-stderr "$BATS_TEST_TMPDIR/sh" "$PROJECT/train_dual_gpu.sh" nowhere.py
+  is "$status" 2
+  has_not "$stderr" 'not found'
+}
+
+@test "a sourced script: one message, and the user's shell stays as it was" {
+  for file in "${SCRIPTS[@]}" monitor_training.sh; do
+    # shellcheck disable=SC2016
+    run --separate-stderr bash -c 'before=$(set +o; shopt; trap); source "$1" x; code=$?
+      [[ $before == "$(set +o; shopt; trap)" ]] && echo "unchanged $code"' bash "$PROJECT/$file"
+    is "$status:$output" '0:unchanged 2'
+    is "${stderr_lines[0]}" '[ERROR] this script must be run, not sourced'
+    is "${stderr_lines[1]}" "    try:     bash $PROJECT/$file …"
+    is "${#stderr_lines[@]}" 2
+  done
+}
+
+@test "a script whose lib/ is not there: nothing continues" {
+  rm lib/init.sh
+  run --separate-stderr ./train_dual_gpu.sh --help
+  [[ $status -ne 0 ]]
+  is "$output:${#stderr_lines[@]}" ':1'
 }
 
 @test "DUET_ROOT is the real folder, however the script was called" {

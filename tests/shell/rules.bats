@@ -57,11 +57,16 @@ banned() {
   done
 }
 
-@test "the first command of each script loads lib/init.sh, from wherever it is called" {
+@test "the first command of each script loads lib/init.sh, from wherever it is called, and nothing continues without it" {
   for file in "${ENTRIES[@]}"; do
-    [[ $file != submit_job.sh ]] || continue # SLURM runs a copy of it: it finds the project in its own way
-    # shellcheck disable=SC2016 # this text stands in the file
-    is "$(grep -vE '^(#|$)' "$file" | head -n 1)" 'source "$(dirname -- "$(readlink -f -- "$0")")/lib/init.sh"'
+    # shellcheck disable=SC2016 # this text is in the file
+    loads='. "$(dirname -- "$(readlink -f -- "${BASH_SOURCE:-$0}")")/lib/init.sh" || return 2>/dev/null || exit'
+    if [[ $file == submit_job.sh ]]; then # SLURM runs a copy of it: it finds the project in its own way
+      # shellcheck disable=SC2016
+      has "$(cat "$file")" $'\n. "$home/lib/init.sh" || return 2>/dev/null || exit\nsource "$home/lib/slurm.sh" || exit\n'
+    else
+      is "$(grep -vE '^(#|$)' "$file" | head -n 1)" "$loads"
+    fi
   done
 }
 
