@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 from training.asked import ROOT
+from training.host import process
+
+LEAVES_S = 5.0  # it has nothing to do but to look once for what the run has left
 
 
 class Guardian:
@@ -15,7 +20,7 @@ class Guardian:
     (training.host.process)."""
 
     def __enter__(self) -> str:
-        token = secrets.token_hex(16)
+        token = self._token = secrets.token_hex(16)
         reader, self._writer = os.pipe()  # the writing end is inherited by nobody: it closes with this process
         try:
             self._popen = subprocess.Popen(
@@ -32,5 +37,13 @@ class Guardian:
         return token
 
     def __exit__(self, *failure: object) -> None:
+        """Bounded: a guardian that is stopped (SIGSTOP) is continued, one that does not leave is killed, and its work is done here."""
         os.close(self._writer)
-        self._popen.wait()
+        self._popen.send_signal(signal.SIGCONT)
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(LEAVES_S)
+            return
+        self._popen.kill()
+        with suppress(subprocess.TimeoutExpired):  # blocked in the kernel: it ends when that lets it go
+            self._popen.wait(LEAVES_S)
+        process.sweep(self._token)

@@ -1,0 +1,39 @@
+"""The process that outlives a killed supervisor, and what it may not do: keep a finished run from ending."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.conftest import wait_until
+from training.host import process
+from training.launch import guardian
+from training.launch.guardian import Guardian
+from training.watch.sight import proc
+
+
+def test_a_stopped_guardian_is_continued() -> None:
+    with Guardian() as token:
+        pid = next(one for one in proc.family(os.getpid()) if token in proc.command(one))
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: (now := proc.look(pid)) and now.state == "T")
+        began = time.monotonic()
+    assert proc.look(pid) is None
+    assert time.monotonic() - began < guardian.LEAVES_S, "it left by itself"
+
+
+def test_a_guardian_that_does_not_leave_is_killed_and_its_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guardian, "LEAVES_S", 0.3)
+    keeper = Guardian()
+    with keeper as token, subprocess.Popen(["sleep", "1000"], env={process.TOKEN: token}, start_new_session=True) as left:
+        real = keeper._popen
+        keeper._popen = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+        keeper.__exit__()
+        assert keeper._popen.returncode == -signal.SIGKILL and left.wait(10) == -signal.SIGKILL
+        keeper._popen = real
+        _, keeper._writer = os.pipe()
