@@ -99,3 +99,11 @@ def test_what_takes_its_time_is_left_alone(faulty: Faulty, fault: str) -> None:
     run = faulty(fault, str(5 * FLOOR_S))
     assert run.wait() == 0, run.output[-3000:]
     assert verdicts(run) == [] and "[WARNING]" not in run.output
+
+
+@pytest.mark.slow
+def test_long_work_before_the_first_step_is_only_warned_about(faulty: Faulty) -> None:
+    """In one Python function, while the other rank waits at a barrier: the same picture as an endless loop."""
+    run = faulty("prepare", "16", hang_timeout=1)
+    assert run.wait() == 0, run.output[-3000:]
+    assert verdicts(run) == [] and "no step has been printed yet" in run.output

@@ -22,9 +22,11 @@ from training.watch.sight.stacks import Frame, Stack, Thread
 FLOOR_S = 0.8
 
 
-def watched(pids: dict[int, int], seconds: float, ended: dict[int, int] | None = None, said: list[str] | None = None) -> Finding | None:
+def watched(
+    pids: dict[int, int], seconds: float, ended: dict[int, int] | None = None, said: list[str] | None = None, *, trains: bool = True
+) -> Finding | None:
     """What the watch finds within that time of silence; it is asked as the supervisor's loop does."""
-    watch = ScriptWatch(FLOOR_S, say=(said if said is not None else []).append)
+    watch = ScriptWatch(FLOOR_S, say=(said if said is not None else []).append, trains=lambda: trains)
     watch.output()
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -61,6 +63,19 @@ def test_an_endless_loop(tmp_path: Path) -> None:
     assert found and (found.kind, found.rank) == ("hang", 1)
     assert found.where and Path(found.where.rpartition(":")[0]) == script
     assert found.how.startswith(f"spins at {found.where} (spins), and holds the GIL")
+
+
+def test_before_the_first_step_a_rank_that_computes_is_at_work(tmp_path: Path) -> None:
+    said: list[str] = []
+    with targets.ranks(tmp_path, "waits", "spins") as (pids, _):
+        assert watched(pids, (scripts.SPIN_TIMES + 2.5) * FLOOR_S, said=said, trains=False) is None
+    assert len(said) <= 1 and all("no step has been printed yet, so this is taken for work" in text for text in said)
+
+
+def test_before_the_first_step_a_lock_is_found_all_the_same(tmp_path: Path) -> None:
+    with targets.ranks(tmp_path, "locks", "waits") as (pids, _):
+        found = watched(pids, 20 * FLOOR_S, trains=False)
+    assert found and (found.kind, found.rank) == ("hang", 0)
 
 
 @pytest.mark.parametrize(
@@ -275,6 +290,15 @@ def test_a_slow_save_is_no_hang_for_long(tmp_path: Path, code: str, state: str) 
     assert isinstance(found, Finding) and (found.kind, found.rank) == ("blocked" if state == "D" else "hang", 1)
 
 
+def test_a_rank_that_gets_no_core_is_not_idle() -> None:
+    """On an overloaded machine it uses next to no CPU, and each look finds it at the same line."""
+    before = dataclasses.replace(look(MINE, state="R"), queued={1: 5.0, 7: 1.0})
+    after = dataclasses.replace(look(MINE, state="R", cpu_s=10.01), queued={1: 5.9, 7: 1.0})
+    said = judged((reduce(), reduce()), (before, after))
+    assert isinstance(said, str) and said.startswith("one of them works: rank 1 is at ")
+    assert isinstance(judged((reduce(), reduce()), (before, dataclasses.replace(after, queued={1: 5.1, 9: 50.0}))), Finding)
+
+
 def test_backward_that_computes_is_no_waiting() -> None:
     here = Frame(f"{LIBRARY}/autograd/graph.py", 800, "_engine_run_backward")
     waits, computes = look(here, MINE), look(here, MINE, cpu_s=10.9)
@@ -341,14 +365,14 @@ def test_what_may_be_an_endless_loop_is_told_before_it_is_ended() -> None:
     said: list[str] = []
     watch = ScriptWatch(1.0, say=said.append)
     watch._verdict = (watch._samples, f"{standstill.LOOPS}rank 0 is at train.py:7 (count)")
-    watch._loops = scripts.SPIN_LOOKS - 1
+    watch._loops, watch._training = scripts.SPIN_LOOKS - 1, True
     assert watch._told(2.0, 1.0, False) is None and said == [], "a few looks may find the same by accident"
     watch._loops = scripts.SPIN_LOOKS
     for _ in range(3):
         assert watch._told(2.0, 1.0, False) is None
     assert said == [
         "no output for 2 s: in the same Python functions all the time, an endless loop or long work: rank 0 is at train.py:7 (count);"
-        " the run is ended if this is still so after 5 s; work should print something now and then"
+        " the run is ended if this is still so after 5 s: print progress, or raise --hang_timeout"
     ]
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import wait_until
+from tests.conftest import ROOT, wait_until
 from tests.unit import targets
+from tests.unit.conftest import clean_environment
 from training.watch.sight import proc, stacks
 from training.watch.sight.stacks import Frame, Stack, Thread
 
@@ -261,6 +262,24 @@ def test_a_wait_without_a_frame_of_its_own(tmp_path: Path) -> None:
     script.write_text("work.wait()\nos.wait()\nlock.acquire()\n")
     found = [stacks.in_collective(Thread("", True, False, False, (Frame(str(script), line, "f"),))) for line in (1, 2, 3, 4)]
     assert found == ["wait", None, None, None]
+
+
+def test_our_own_frames_around_a_script_are_not_shown(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text("import time\ndef wait():\n    print('ready', flush=True)\n    time.sleep(1000)\nwait()\n")
+    command = [sys.executable, "-u", str(ROOT / "lib/run_script.py"), str(tmp_path), str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=clean_environment()) as process:
+        try:
+            assert process.stdout and process.stdout.readline()
+            targets.asleep(process.pid, "nanosleep")
+            stack = taken(process.pid)
+            process.send_signal(signal.SIGUSR2)
+            wait_until(lambda: (own := stacks.from_faulthandler(tmp_path / "rank0.stacks")) and own.main and own.main.frames)
+        finally:
+            process.kill()
+    told = stacks.from_faulthandler(tmp_path / "rank0.stacks")
+    for main in (stack.main, told and told.main):
+        assert main and [(f.file, f.name) for f in main.frames] == [(str(script), "wait"), (str(script), "<module>")]
 
 
 def test_waiting_for_a_worker() -> None:

@@ -30,7 +30,7 @@ SAMPLES = 3  # the least that a finding stands on
 PER_PATIENCE = 12  # samples in that time
 LEAST_S = 0.3  # between samples
 ALONE_TIMES = 5.0  # nobody waits for another rank, or who keeps the others waiting may be at work
-SPIN_TIMES = ALONE_TIMES  # long work in Python looks like an endless loop
+SPIN_TIMES = ALONE_TIMES  # long work in Python looks like an endless loop; before the first step it is taken for work
 SPIN_LOOKS = 6  # in a row that find it, before it is told
 KEPT = 200  # samples
 REACH = 0.7  # of the time that is asked for
@@ -40,7 +40,7 @@ ASLEEP_S = 10.0  # look() itself was not called: the whole machine was asleep, o
 
 class ScriptWatch:
     """Of one start. `floor_s` is --hang_timeout, 0: never; `elsewhere`: other machines have ranks too; `pending`: has this rank a
-    collective that is not done (None: not known)? `say`: a warning for people."""
+    collective that is not done (None: not known)? `trains`: has the script printed a step, or a loss? `say`: a warning for people."""
 
     def __init__(
         self,
@@ -48,9 +48,11 @@ class ScriptWatch:
         *,
         elsewhere: bool = False,
         pending: Callable[[int], bool | None] = lambda rank: None,
+        trains: Callable[[], bool] = lambda: True,
         say: Callable[[str], None] = console.warning,
     ) -> None:
         self.floor_s, self._elsewhere, self._pending, self._say = floor_s, elsewhere, pending, say
+        self._trains, self._training = trains, False
         self._gaps: deque[float] = deque(maxlen=GAPS)
         self._heard: float | None = None  # the last output
         self._quiet_since = self._looked = time.monotonic()
@@ -121,8 +123,9 @@ class ScriptWatch:
             elif found.startswith(FAILED):
                 self._tell(f"no hang can be found: {found}", FAILED)
             elif found.startswith(standstill.LOOPS) and self._loops >= SPIN_LOOKS:
-                end = f"the run is ended if this is still so after {SPIN_TIMES * patience:.0f} s; work should print something now and then"
-                self._tell(f"no output for {silent:.0f} s: {found}; {end}", standstill.LOOPS)
+                end = f"the run is ended if this is still so after {SPIN_TIMES * patience:.0f} s: print progress, or raise --hang_timeout"
+                end = end if self._training else "no step has been printed yet, so this is taken for work"
+                self._tell(f"no output for {silent:.0f} s: {found}; {end}", f"{standstill.LOOPS}{self._training}")
             elif silent > ALONE_TIMES * patience and found.startswith(standstill.QUIET):
                 self._tell(f"no output for {silent:.0f} s: {found}", standstill.QUIET)
             return None
@@ -158,6 +161,8 @@ class ScriptWatch:
         """In the thread. `samples` belongs to it, until an output begins another list."""
         try:
             told = self._judged(samples, pids, ended, silent, patience, stopped)
+            if isinstance(told, str) and told.startswith(standstill.LOOPS):
+                self._training = self._training or self._trains()
         except Exception as error:  # a passing one does not matter: the next look comes soon
             told = f"{FAILED}{type(error).__name__}: {error}"
         self._loops = self._loops + 1 if isinstance(told, str) and told.startswith(standstill.LOOPS) else 0
@@ -172,7 +177,7 @@ class ScriptWatch:
         del samples[: -(KEPT + 1)]
         # At first the second half of the silence, and as long as it takes once there is so much.
         window = 2 * LEAST_S if stopped else min(patience, max(silent - patience / 2, patience / 2))
-        burst = functools.cache(self._burst) if silent > SPIN_TIMES * patience else None
+        burst = functools.cache(self._burst) if silent > SPIN_TIMES * patience and self._training else None
         told: Finding | str = "not looked at for long enough"
         windows = [(window, False)] + ([(ALONE_TIMES * patience, True)] if silent > ALONE_TIMES * patience else [])
         for seconds, alone in windows:

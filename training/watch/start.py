@@ -34,7 +34,9 @@ class RanksWatch:
         self._next_below = 0.0
         if is_script(dict(plan)):
             floor_s, elsewhere = float(plan["config"]["hang_timeout"]), len(team.ranks) < team.world_size
-            self._script = ScriptWatch(floor_s, elsewhere=elsewhere, pending=lambda rank: collectives.pending(run.ranks, rank))
+            self._script = ScriptWatch(
+                floor_s, elsewhere=elsewhere, pending=lambda rank: collectives.pending(run.ranks, rank), trains=self._trains
+            )
         else:
             self._ours = Watch(run, plan, team.ranks)
 
@@ -108,6 +110,12 @@ class RanksWatch:
         self._below = known
         self._been_below |= known.keys()
         return known
+
+    def _trains(self) -> bool:
+        """Has the script printed a step, a loss or anything else that tells of training?"""
+        from training.monitor.foreign.figures import ScriptFigures  # rarely asked for, and not small
+
+        return ScriptFigures(self.run.ranks).read() is not None
 
     def _compared(self, found: Finding, numbers: Iterable[int]) -> Finding:
         """A script whose ranks stand still, seen by what they have called."""

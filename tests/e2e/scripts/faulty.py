@@ -1,7 +1,7 @@
 """A bare DDP script, nothing of ours, in which one thing goes wrong: faulty.py FAULT [SECONDS]. Runs under torchrun too.
 
-200 steps of about 10 ms, a line for each; the fault comes at step 20. SECONDS: how long slow_eval, upload, quiet and
-slow_data take.
+200 steps of about 10 ms, a line for each; the fault comes at step 20. SECONDS: how long slow_eval, upload, quiet,
+slow_data and prepare take.
 """
 
 import ctypes
@@ -52,6 +52,14 @@ def endless_loop():
     turns = 0
     while True:
         turns += 1
+
+
+def prepare():
+    """In Python alone, without a word, before the first step."""
+    say_fault()
+    words, end = 0, time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        words += 1
 
 
 def evaluate():
@@ -118,6 +126,10 @@ rank = dist.get_rank()
 torch.manual_seed(0)
 model = DistributedDataParallel(torch.nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+if FAULT == "prepare":
+    if rank == 0:
+        prepare()
+    dist.barrier()
 for step, batch in enumerate(DataLoader(Samples(), batch_size=BATCH, num_workers=WORKERS)):
     if step == AT and rank == 0:
         at_fault()

@@ -13,6 +13,7 @@ from training.watch.sight.stacks import Frame, Stack, Thread
 # Less than this is no work: threads that only wake up to look, a logger's own helper process.
 IDLE_SHARE = 0.05  # of a core
 IDLE_BYTES, IDLE_FAULTS = 16384, 200  # a second
+QUEUED_SHARE = 0.2  # of the time, ready to run without a core: who gets none of an overloaded machine uses none either
 IDLE_DISK = 1e6  # bytes a second, of the whole machine
 
 
@@ -26,6 +27,7 @@ class Look:
     children: dict[int, Process] = field(default_factory=dict)
     sockets: dict[int, int] = field(default_factory=dict)  # TCP connection → bytes moved so far
     turns: int = 0
+    queued: dict[int, float] = field(default_factory=dict)  # thread, also of the children → seconds without a core so far
 
     @property
     def main(self) -> Thread | None:
@@ -47,7 +49,9 @@ def take(pids: Mapping[int, int]) -> Sample:
         if process is None or process.state in "ZX":
             continue
         children = {child: now for child in proc.family(pid, tree) if (now := proc.look(child)) and now.state != "Z"}
-        looks[rank] = Look(process, found[pid], proc.uses_gpu(pid), children, sockets.moved([pid, *children]), proc.turns(pid))
+        queued = {thread: seconds for one in (pid, *children) for thread, seconds in proc.queued(one).items()}
+        moved = sockets.moved([pid, *children])
+        looks[rank] = Look(process, found[pid], proc.uses_gpu(pid), children, moved, proc.turns(pid), queued)
     return Sample(time.monotonic(), looks, proc.written_back())
 
 
@@ -137,9 +141,15 @@ class Course:
         return self.new_children or self.childrens_cpu > IDLE_SHARE
 
     @property
+    def starved(self) -> bool:
+        """A thread of it, or of a child, wants to run and gets no core."""
+        first = self.looks[0].queued
+        return any(now - first.get(thread, now) > QUEUED_SHARE * self.seconds for thread, now in self.last.queued.items())
+
+    @property
     def idle(self) -> bool:
-        """Nothing at all has happened, in the rank or below it."""
-        return self.own_cpu <= IDLE_SHARE and not self.children_work and not self.moves_data
+        """Nothing at all has happened, in the rank or below it, though it could have."""
+        return self.own_cpu <= IDLE_SHARE and not self.children_work and not self.moves_data and not self.starved
 
 
 def courses(samples: Sequence[Sample]) -> dict[int, Course]:

@@ -30,7 +30,8 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 
 _HERE = Path(__file__).resolve().parents[3]
 _BARRIERS = str(_HERE / "training/distributed.py")
-_PLUMBING = (_BARRIERS, str(_HERE / "lib/run_script.py"), str(_HERE / "lib/run_module.py"))
+_STARTERS = (str(_HERE / "lib/run_script.py"), str(_HERE / "lib/run_module.py"))
+_PLUMBING = (_BARRIERS, *_STARTERS)
 # torch too where it is no package of the environment: a build of one's own.
 _NOT_OURS = re.compile(
     r"^<|/(site|dist)-packages/|/lib/python\d+(\.\d+)?/|/python\d+\.zip/"
@@ -167,7 +168,7 @@ def _parsed(pid: int, threads: list[dict[str, Any]]) -> Stack:
                 main=thread["os_thread_id"] == pid if thread["os_thread_id"] else thread["thread_name"] in ("MainThread", None),
                 active=thread["active"],
                 holds_gil=thread["owns_gil"],
-                frames=tuple(Frame(frame["filename"], frame["line"], frame["name"]) for frame in thread["frames"]),
+                frames=_from_the_script(Frame(frame["filename"], frame["line"], frame["name"]) for frame in thread["frames"]),
             )
             for thread in threads
         ),
@@ -219,9 +220,18 @@ def from_faulthandler(path: Path) -> Stack | None:
         0,
         "faulthandler",
         tuple(
-            Thread("MainThread" if thread == main else name, thread == main, False, False, tuple(frames)) for thread, name, frames in last
+            Thread("MainThread" if thread == main else name, thread == main, False, False, _from_the_script(frames))
+            for thread, name, frames in last
         ),
     )
+
+
+def _from_the_script(frames: Iterable[Frame]) -> tuple[Frame, ...]:
+    """Without what has started it, as its own traceback would show it; innermost first."""
+    kept = listed = list(frames)
+    while kept and kept[-1].file in _STARTERS:
+        kept = kept[:-1]
+    return tuple(kept or listed)
 
 
 def own(frames: Iterable[Frame]) -> Frame | None:
