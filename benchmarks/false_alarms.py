@@ -26,6 +26,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks.common import ROOT, environment
+from training.errors import Exit
 from training.rundir import RunDir, read_records
 
 CONFIG = "configs/dual_gpu/quickstart.py"
@@ -86,22 +87,30 @@ def spinning(count: int) -> list[subprocess.Popen[bytes]]:
     return [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
 
 
-def watched(command: list[str], folder: Path, busy: bool) -> tuple[RunDir, int, str]:
+def watched(command: list[str], folder: Path, busy: bool, limit_s: float | None = None) -> tuple[RunDir, int, str]:
+    """A run that takes longer than `limit_s` is asked to stop: its status is 0 then."""
     at = command.index("--script") if "--script" in command else len(command)
     own = [f"--out_dir={folder}", f"--log_dir={folder}", "--run_name=run"]
     neighbours = spinning(os.cpu_count() or 1) if busy else []
     try:
-        done = subprocess.run(
-            [*command[:at], *own, *command[at:]], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
-        )
+        with subprocess.Popen(
+            [*command[:at], *own, *command[at:]], cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                _, said = process.communicate(timeout=limit_s)
+                status = process.returncode
+            except subprocess.TimeoutExpired:
+                process.terminate()
+                _, said = process.communicate()
+                status = 0 if process.returncode == Exit.PREEMPTED else process.returncode
     finally:
         for neighbour in neighbours:
             neighbour.kill()
             neighbour.wait()
-    return RunDir(folder / "run"), done.returncode, done.stderr
+    return RunDir(folder / "run"), status, said
 
 
-def one(number: int, chance: random.Random, floor: float, overloaded: str) -> tuple[Counter[str], str | None]:
+def one(number: int, chance: random.Random, floor: float, overloaded: str, left_s: float) -> tuple[Counter[str], str | None]:
     """A run: what happened in it, and its story if that was a false alarm."""
     with tempfile.TemporaryDirectory() as place:
         if overloaded:
@@ -109,7 +118,7 @@ def one(number: int, chance: random.Random, floor: float, overloaded: str) -> tu
         else:
             ours, busy = chance.random() < 0.7, chance.random() < 0.5
             command, own_floor = (training(Path(place), chance, floor) if ours else script(chance, floor)), f"{floor:g}"
-        run, status, said = watched(command, Path(place), busy)
+        run, status, said = watched(command, Path(place), busy, left_s if overloaded else None)
         events = Counter(record["event"] for record in read_records(run.events))
         counts = Counter(
             {
@@ -146,7 +155,7 @@ def main() -> None:
     try:
         with tqdm(total=round(60 * wanted.minutes), unit="s", disable=None) as bar:
             while (spent := time.monotonic() - began) < 60 * wanted.minutes:
-                found, story = one(number, chance, wanted.floor, wanted.what if neighbours else "")
+                found, story = one(number, chance, wanted.floor, wanted.what if neighbours else "", 60 * wanted.minutes - spent)
                 number += 1
                 counts.update(found)  # also what is zero
                 alarms += [story] if story else []
