@@ -16,7 +16,7 @@ run::plan() {
     exec "$PYTHON" -u "$DUET_ROOT/train.py" "$@"
   fi
   if [[ ! -f $answer/launch.argv ]]; then # --dry_run, --check: the plan as text
-    printf '%s\n' "$answer"
+    [[ -z $answer ]] || printf '%s\n' "$answer"
     exit 0
   fi
   RUN_DIR=$answer

@@ -20,8 +20,8 @@ slurm::submit() {
   local -a submission
   slurm::_environment "$@" || return
   code=$(slurm::_ask submit "$@") || return
-  if [[ ! -f $code.json ]]; then # --dry_run
-    printf '%s\n' "$code"
+  if [[ ! -f $code.json ]]; then # --dry_run, or nothing to do
+    [[ -z $code ]] || printf '%s\n' "$code"
     return 0
   fi
   for name in "${!SLURM_@}"; do # of an allocation that this shell stands in: they would limit the job

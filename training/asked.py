@@ -6,12 +6,13 @@ import os
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from training import rundir, tasks
+from training import resuming, rundir, tasks
 from training.config import files, flags, resolve
-from training.config.schema import FIELDS, Known, of_the_run
+from training.config.schema import Known
 from training.errors import Problem
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,6 +36,7 @@ class Asked:
     experiments: Path
     resumed: files.Values = field(default_factory=dict)  # the configuration of the run to resume
     resume_from: rundir.RunDir | None = None
+    answer: str = ""  # to whom asks to resume what is finished
     problems: list[Problem] = field(default_factory=list)
 
     def bad(self, names: Iterable[str]) -> bool:
@@ -74,13 +76,18 @@ def _look(script: str, args: list[str], environ: Mapping[str, str], fields: Know
     problems += file.problems
     resolved = resolve.resolve(line, file.values, environ, fields=fields)
     experiments = folder("out_dir", resolved)
-    resumed, resume_from = _resumed(resolved, experiments, problems) if resolved.config.resume else ({}, None)
-    if resumed:
-        known = {name: value for name, value in resumed.items() if name in fields}
-        resolved = resolve.resolve(line, file.values, environ, known, fields)
+    found = resuming.Found()
+    if resolved.config.resume:
+
+        def merged(known: files.Values, having: Known) -> resolve.Resolved:
+            return resolve.resolve(line, file.values, environ, {n: v for n, v in known.items() if n in having}, having)
+
+        wish = resuming.Wish(script, typed, line, config_file, resolved, experiments, merged, fields, partial(command, script, args))
+        found = resuming.find(wish, problems)
+        resolved = found.resolved or resolved
     problems += resolved.problems
     kind = tasks.Kind(tasks.GPT, {})
-    return Asked(line, typed, config_file, file, kind, resolved, experiments, resumed, resume_from, problems)
+    return Asked(line, typed, config_file, file, kind, resolved, experiments, found.known, found.run, found.answer, problems)
 
 
 def command(script: str, args: list[str], **changes: Any) -> str:
@@ -95,7 +102,9 @@ def command(script: str, args: list[str], **changes: Any) -> str:
             skip = not equals and i + 1 < len(args) and not args[i + 1].startswith("--")
         else:
             kept.append(arg)
-    return " ".join([program, shlex.join(kept)] if kept else [program]) + "".join(f" --{k}={v}" for k, v in changes.items())
+    return " ".join([program, shlex.join(kept)] if kept else [program]) + "".join(
+        f" --{k}={shlex.quote(str(v))}" for k, v in changes.items()
+    )
 
 
 def number_of_ranks(positional: list[str], problems: list[Problem]) -> int:
@@ -132,24 +141,3 @@ def folder(name: str, resolved: resolve.Resolved) -> Path:
     """Default folders stand in the project, wherever it is started from; a folder that the user names, where he is."""
     value = Path(os.path.expanduser(getattr(resolved.config, name)))  # noqa: PTH111 – Path.expanduser raises for an unknown user
     return ROOT / value if resolved.origins[name] == "default" else value.absolute()
-
-
-def _resumed(first: resolve.Resolved, experiments: Path, problems: list[Problem]) -> tuple[files.Values, rundir.RunDir | None]:
-    """The configuration of the run to continue."""
-    wanted, origin = first.config.resume, first.origins["resume"]
-    if wanted == "latest":
-        run = rundir.newest(experiments)
-        if run is None:
-            problems.append(Problem(f"resume is 'latest' ({origin}), but there is no run in {experiments}", "a run directory"))
-            return {}, None
-    else:
-        run = rundir.RunDir(next((p for p in (Path(wanted), experiments / wanted) if os.path.isdir(p)), Path(wanted)).absolute())
-    plan = rundir.read_json(run.plan)
-    if plan is None or not isinstance(plan.get("config"), dict):
-        names = sorted(p.parent.name for p in experiments.glob("*/plan.json"))[-3:]
-        fixes = [f"--resume={shlex.quote(n)}" for n in reversed(names)]
-        problems.append(Problem(f"resume is {wanted!r} ({origin}): no run there", "a run directory, a run's name, or latest", fixes))
-        return {}, None
-    origin = f"resumed run {run.name}"
-    known = {n: (v, origin) for n, v in plan["config"].items() if n in FIELDS and of_the_run(n)}
-    return known | {n: (v, origin) for n, v in tasks.of(plan)["options"].items()}, run

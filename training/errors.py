@@ -36,6 +36,10 @@ EXIT_MEANING = {
 }
 
 
+class NothingToDo(Exception):
+    """What is asked for is done already: the answer is shown, nothing is launched, and the exit status is 0."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """One thing that is wrong with the user's input or machine."""

@@ -19,7 +19,7 @@ from training import script as own_script
 from training.asked import ENTRYPOINT
 from training.config import batch, flags
 from training.config.help import option_lines
-from training.errors import Exit, UserError
+from training.errors import Exit, NothingToDo, UserError
 from training.host import decide, gpus, memory, preflight, torch_build, variables
 from training.launch.place import RANK
 from training.plan_common import Decided, Plan
@@ -53,7 +53,7 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         plan["variables"] = [v for v in plan["variables"] if v["name"] != gpus.VISIBLE]
         plan["variables"].append(variables.Variable(gpus.VISIBLE, own_gpu, why, "set here").record())
     plan |= {
-        "config_file": str(request.config_file) if request.config_file else None,
+        "config_file": request.config_name(),
         "login_file": request.login_file(),
         "task": request.kind.record(request.options),
         "config": request.values() | {"device_batch_size": split.device_sequences},
@@ -182,6 +182,9 @@ def main() -> int:
             print(RANK)
             return 0
         return _hand_out(request, *build(request, os.environ))
+    except NothingToDo as done:
+        console.success(str(done))
+        return int(Exit.DONE)
     except UserError as error:
         console.report(error)
         return int(error.code)

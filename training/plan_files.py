@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from training import console, rundir
+from training import console, rundir, standing
 from training.asked import ROOT
 from training.errors import Problem, UserError
 from training.host import preflight
@@ -27,8 +27,7 @@ def write(plan: Plan, checks: list[preflight.Check], request: Launch) -> rundir.
     log = _new_log(request)
     run.create()
     if request.resume_from and request.place.first_node:
-        shutil.copy2(run.plan, run.plan_before)  # comes back when the data is refused
-        run.data.unlink(missing_ok=True)  # ranks of another launcher must not read the old one
+        _keep_before(run)
     plan |= {"run_name": run.name, "run_dir": str(run.path), "log_file": str(log)}
     rundir.write_json(run.preflight, {"checks": [c.record() for c in checks]})
     set_here = {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
@@ -56,14 +55,34 @@ def become_launcher(run: rundir.RunDir, environ: Mapping[str, str]) -> NoReturn:
     os.execve(command[0], command, {os.fsencode(k): os.fsencode(v) for k, v in environ.items()} | dict(v.split(b"=", 1) for v in variables))
 
 
+def _keep_before(run: rundir.RunDir) -> None:
+    """Of a resumed run: what comes back when this start ends before its first step."""
+    if standing.plan_file(run) == run.plan:  # else the start before this one has ended so, and what is kept is of the one before that
+        for old, kept in ((run.data, run.data_before), (run.plan, run.plan_before)):  # the plan last: with it everything is there
+            if old.exists():
+                shutil.copy2(old, kept)
+            else:
+                kept.unlink(missing_ok=True)
+    run.data.unlink(missing_ok=True)  # ranks of another launcher must not read the old one
+
+
 def withdraw(run: rundir.RunDir) -> None:
-    """The plan was refused after all (its data): a new run goes, a resumed one is again what it was."""
+    """The plan was refused after all, or stopped before its first step: a new run goes, a resumed one is again what it was."""
     if run.own != run.path:
         shutil.rmtree(run.own)
-    elif run.plan_before.exists():
-        run.plan_before.replace(run.plan)
-    else:
+    elif not give_back(run):
         shutil.rmtree(run.path)
+
+
+def give_back(run: rundir.RunDir) -> bool:
+    """Is it a resumed run? Then it is again what it was before this start."""
+    if not run.plan_before.exists():
+        return False
+    run.data.unlink(missing_ok=True)
+    if run.data_before.exists():
+        run.data_before.replace(run.data)
+    run.plan_before.replace(run.plan)
+    return True
 
 
 def _nul(words: list[str]) -> bytes:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from training import console, heartbeat, rundir
 from training.asked import ENTRYPOINT
-from training.errors import Exit, UserError
+from training.errors import Exit, NothingToDo, UserError
 from training.host import allocator, process
 from training.launch.place import NODE
 from training.watch import budget
@@ -67,6 +67,10 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
         if ending:
             ending.close(code)
         return code
+    except NothingToDo as done:
+        if str(done):
+            console.success(str(done))
+        return int(Exit.DONE)
     except UserError as error:
         error.said_by_another |= run is not None and environ.get("RANK", "0") != "0"
         console.report(error)
@@ -225,8 +229,6 @@ def _data(run: rundir.RunDir, plan: Plan, world: World) -> Prepared | None:
     from training.data import store
 
     if not tasks.reads_text(plan):
-        if world.rank == 0 and SUPERVISED not in os.environ:
-            run.forget_the_end()
         return None
     if world.rank == 0 and SUPERVISED not in os.environ:
         heartbeat.current.beat("preparing data")
@@ -250,13 +252,11 @@ def _prove_rank_0_lives() -> None:
 
 def _prepare_alone(run: rundir.RunDir, plan: Plan) -> Prepared:
     """What the supervisor does where there is one. A resumed run whose new data is refused is again what it was."""
+    from training import plan_files
     from training.data import store
 
     try:
-        data = store.prepare(run, plan)
+        return store.prepare(run, plan)
     except UserError:
-        if run.plan_before.exists():
-            run.plan_before.replace(run.plan)
+        plan_files.give_back(run)
         raise
-    run.forget_the_end()
-    return data

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from training import asked as reading
-from training import console, rundir, tasks
+from training import console, finished, rundir, standing, tasks
 from training.asked import ENTRYPOINT, command, folder
 from training.config import batch, files, flags, option_file, resolve
 from training.config.schema import Config
 from training.data import corpus
-from training.errors import Problem, UserError
+from training.errors import NothingToDo, Problem, UserError
 from training.launch import mode
 from training.launch.place import NODE, RANK, Asked, Place
 from training.tasks import samples
@@ -99,11 +99,18 @@ class Request(Launch):
         alone = self.ranks == 1 and self.config.device != "cpu"
         return str(self.gpu_ids[0]) if self.gpu_ids and alone else None
 
+    def config_name(self) -> str | None:
+        """The config file, for a plan; a resumed run keeps that of its first start."""
+        if self.config_file or not self.resume_from:
+            return str(self.config_file) if self.config_file else None
+        before = finished.config_of(standing.read_plan(self.resume_from) or {})
+        return str(before) if before else None
+
     def login_file(self) -> str | None:
         """An option file that holds a key for W&B: it is read again where W&B starts, and the key written nowhere."""
         if self.config_file and option_file.api_key(self.config_file):
             return str(self.config_file.absolute())
-        before = rundir.read_json(self.resume_from.plan) if self.resume_from else None
+        before = standing.read_plan(self.resume_from) if self.resume_from else None
         return (before or {}).get("login_file")
 
     def values(self) -> dict[str, Any]:
@@ -165,6 +172,8 @@ def read(
         )
     if problems or place is None:
         raise UserError(problems, said_by_another=place is not None and place.kind == RANK and place.rank != 0)
+    if asked.answer and not asked.line.on("check"):
+        raise NothingToDo(asked.answer if place.kind != RANK or place.rank == 0 else "")
     return Request(
         **common(script, args, asked.line, resolved, place),
         ranks=ranks,
@@ -247,6 +256,8 @@ def main() -> int:
             own_script.read(script, args, os.environ)
         else:
             read(script, args, os.environ, installed=False)
+    except NothingToDo:
+        pass  # the plan answers
     except UserError as error:
         console.report(error)
         return int(error.code)

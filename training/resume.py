@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training import rundir, tasks
+from training import rundir, standing, tasks
 from training.config.files import Values
 from training.data import tokenizer
 from training.data.prepare import Prepared, content
@@ -39,7 +39,7 @@ def check_model(request: Request, shape: dict[str, int]) -> list[str]:
     assert run
     saved = manifest.newest(run.checkpoints)
     if saved is None:
-        plan = rundir.read_json(run.plan) or {}
+        plan = standing.read_plan(run) or {}
         frozen = "config" in plan and "device" not in plan  # a job's plan, which has never been started
         return [] if frozen or manifest.all_in(run.checkpoints) else [f"{run.name} has no checkpoint yet: it begins again at step 0"]
     _same_task(request, saved)
@@ -107,7 +107,7 @@ def changes(values: dict[str, Any], resumed: Values) -> list[str]:
 def decided_otherwise(run: rundir.RunDir | None, plan: dict[str, Any]) -> list[str]:
     """A note when this plan of a resumed run (None: it is a new one) does not calculate as the one that it had before did: on another
     device, say, where the configuration says auto. Called while the old plan is still there."""
-    before = rundir.read_json(run.plan) if run else None
+    before = standing.read_plan(run) if run else None
     if before is None:
         return []
     then, now = _arithmetic(before), _arithmetic(plan)

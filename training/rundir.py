@@ -14,7 +14,7 @@ from training import console
 
 VARIABLE = "DUET_RUN_DIR"
 ASKED = "asked"  # what a failure in failure.json is, beside the kinds of a death and of a finding (training.watch): a wish
-
+MTIME_SLACK_S = 0.05  # file times come from a coarser clock than time.time()
 
 _warned: set[Path] = set()  # files that could not be written, said once
 
@@ -27,7 +27,9 @@ class RunDir:
         self.path = Path(path)
         self.own = self.path / f"node{node}" if node else self.path
         self.plan = self.path / "plan.json"
-        self.plan_before = self.path / "plan.before.json"  # of a resumed run, until its data is accepted
+        # Of the start before a resume, until that has an end of its own (training.standing).
+        self.plan_before = self.path / "plan.before.json"
+        self.data_before = self.path / "data.before.json"
         self.own_plan = self.own / "plan.json"
         self.preflight = self.own / "preflight.json"
         self.argv = self.own / "launch.argv"
@@ -57,9 +59,12 @@ class RunDir:
         for folder in (self.own, self.heartbeats, self.ranks, self.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
 
-    def forget_the_end(self) -> None:
-        """Of an earlier start, which this one goes on with."""
-        for old in (self.summary, self.failure, self.report, self.plan_before):
+    def forget_before(self, created: float) -> None:
+        """The start that was planned then has an end of its own: what is left of the end before it goes."""
+        for old in (self.summary, self.failure):
+            if not written_since(old, created):
+                old.unlink(missing_ok=True)
+        for old in (self.plan_before, self.data_before):
             old.unlink(missing_ok=True)
 
     def heartbeat(self, rank: int) -> Path:
@@ -81,6 +86,13 @@ class RunDir:
             if self.events not in _warned:
                 console.warning(f"{self.events} can not be written: {error.strerror}")
             _warned.add(self.events)
+
+
+def written_since(path: Path, since: float) -> bool:
+    try:
+        return path.stat().st_mtime + MTIME_SLACK_S >= since
+    except OSError:
+        return False
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -7,6 +7,7 @@ import shlex
 from typing import Any
 
 from training import rundir, tasks
+from training.finished import longer
 from training.monitor import draw, naming
 
 
@@ -87,12 +88,6 @@ def _contents(run: rundir.RunDir, checkpoint: str) -> str:
 
 def _default_place(plan: dict[str, Any]) -> bool:
     return bool(plan["origins"]["out_dir"] == "default")
-
-
-def longer(config: dict[str, Any], steps: int) -> dict[str, int]:
-    """The limits that end this run, doubled."""
-    limits = {name: 2 * config[name] for name in ("num_iterations", "num_epochs") if config[name]}
-    return limits or {"num_iterations": 2 * steps}
 
 
 def next_command(plan: dict[str, Any], run: rundir.RunDir, **changes: Any) -> str:

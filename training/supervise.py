@@ -17,7 +17,7 @@ import time
 from contextlib import nullcontext
 from typing import Any
 
-from training import console, heartbeat, plan_files, rundir, summary, tasks
+from training import console, heartbeat, plan_files, rundir, standing, summary, tasks
 from training import plan as planner
 from training.data import store
 from training.diagnose import card
@@ -71,8 +71,12 @@ def _run(run: rundir.RunDir, plan: dict[str, Any], stages: set[str], ending: End
         console.report(error)
         return error.code, str(error)
     except KeyboardInterrupt:
-        console.warning("interrupted before the start")
-        return Exit.INTERRUPTED, "interrupted before the start"
+        text = "interrupted before the start"
+        if not ending.begun and run.own.exists():
+            plan_files.withdraw(run)
+            text += f"; {run.name} is what it was" if plan["resume"] else f"; {run.path} is removed"
+        console.warning(f"{text} (exit {int(Exit.INTERRUPTED)})")
+        return Exit.INTERRUPTED, text
 
 
 def _line(run: rundir.RunDir, plan: dict[str, Any]) -> Line:
@@ -93,8 +97,6 @@ def _prepare(run: rundir.RunDir, plan: dict[str, Any], line: Line | None) -> Non
     except UserError:
         plan_files.withdraw(run)
         raise
-    if run.own == run.path:
-        run.forget_the_end()
 
 
 def _together(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, line: Line, token: str) -> int:
@@ -111,7 +113,7 @@ def _together(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, line: Li
             return _regular_end(run, plan, ending, code, recovery.finish()) if first else _node_end(run, code)
         own = {"node": plan["place"]["node_rank"]} | verdict.failure(outcome, run, plan)
         record = line.settle(own)
-        _keep_failure(run, record)
+        _keep_failure(run, record, plan["created"])
         console.error(f"training failed\n{card.of_run(record)}")
         chosen = recovery.choose(record, outcome, line.missing()) if first else None
         order = line.decide({"changes": chosen.changes, "why": chosen.why} if chosen else None)
@@ -138,7 +140,11 @@ def _attempts(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, stages: 
             if not outcome.blocked and _lacks_libuv(run, plan, outcome):
                 continue
             record = verdict.failure(outcome, run, plan)
-            if not _tell(run, outcome, record, analyse="--analyse" in stages) or not recovery.again(record, outcome):
+            if record["kind"] == rundir.ASKED and _unbegun(run, plan):
+                ending.begun = False
+                console.warning(f"{record['summary']}; {run.name} is what it was (exit {int(code)})")
+                return int(code)
+            if not _tell(run, plan, outcome, record, analyse="--analyse" in stages) or not recovery.again(record, outcome):
                 return int(recovery.stopped or code)
             if store.changed(run):
                 wishes.unless_asked(lambda: store.prepare(run, plan))
@@ -146,10 +152,15 @@ def _attempts(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, stages: 
                 return int(recovery.stopped or code)
 
 
-def _tell(run: rundir.RunDir, outcome: Outcome, record: dict[str, Any], *, analyse: bool) -> bool:
+def _unbegun(run: rundir.RunDir, plan: dict[str, Any]) -> bool:
+    """Was this the resume of a run, without a step? Then the run is again what it was before."""
+    return plan["resume"] and not standing.stepped_since(run, plan["created"]) and plan_files.give_back(run)
+
+
+def _tell(run: rundir.RunDir, plan: dict[str, Any], outcome: Outcome, record: dict[str, Any], *, analyse: bool) -> bool:
     """Keep and show a failure. False: it is none that a restart could help against."""
     code = record["exit_code"]
-    _keep_failure(run, record)
+    _keep_failure(run, record, plan["created"])
     if outcome.torn_down:
         console.warning(f"training finished, then a rank was aborted (exit {code})\n{card.of_run(record)}")
         return False
@@ -177,11 +188,13 @@ def _lacks_libuv(run: rundir.RunDir, plan: dict[str, Any], outcome: Outcome) -> 
     return True
 
 
-def _keep_failure(run: rundir.RunDir, record: dict[str, Any]) -> None:
+def _keep_failure(run: rundir.RunDir, record: dict[str, Any], created: float) -> None:
     try:
         rundir.write_json(run.failure, record)
     except OSError as error:
         console.warning(f"{run.failure} can not be written: {error.strerror}")
+    if run.own == run.path:
+        run.forget_before(created)
 
 
 def _node_end(run: rundir.RunDir, code: int) -> int:

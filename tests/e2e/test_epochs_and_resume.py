@@ -14,6 +14,7 @@ from tests.e2e.conftest import Launched
 from tests.e2e.hooks import at_rank, slow_progress_bar
 from training import heartbeat
 from training.launch.team import free_port
+from training.monitor.state import Watch
 from training.rundir import RunDir, read_records
 
 Launch = Callable[..., Launched]
@@ -121,6 +122,24 @@ def test_what_lives_before_the_first_epoch_is_not_collected_again(launch: Launch
     launch(*RUN, data=small_text, num_epochs=3, hook=at_rank(0, patch), **EPOCHS).ok()
     first, *epochs = map(int, seen.read_text().split())
     assert first == 0 and len(epochs) == 3 and min(epochs) > 10_000
+
+
+def test_a_finished_run_is_answered_and_a_resume_stopped_at_its_start_leaves_it_so(launch: Launch) -> None:
+    done = launch(*RUN, name="done", report=True).ok()
+    before = {path: path.read_bytes() for path in done.run.path.rglob("*") if path.is_file()}
+    again = launch("./launch_train.sh", "2", tiny=False, resume="done").ok()
+    assert "step 12 of 12" in again.output and "--num_iterations=24" in again.output
+    assert {path: path.read_bytes() for path in done.run.path.rglob("*") if path.is_file()} == before
+    more = launch("./launch_train.sh", "2", tiny=False, resume="done", num_iterations=100000)
+    wait_until(lambda: more.pids, what="the ranks")
+    assert done.run.summary.exists() and done.run.report.exists()
+    assert Watch(done.run).read()["run"]["state"] == "starting"
+    more.process.send_signal(signal.SIGINT)
+    assert more.wait() == 130
+    state = Watch(done.run).read()
+    assert (state["run"]["state"], state["progress"]["step"], state["progress"]["total_steps"]) == ("finished", 12, 12)
+    assert all(path.read_bytes() == before[path] for path in (done.run.plan, done.run.data, done.run.summary, done.run.report))
+    assert launch("./launch_train.sh", "2", tiny=False, resume="done", num_iterations=13).ok().summary["steps"] == 13
 
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "train.py", f"--config={RUN[2]}")

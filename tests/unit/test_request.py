@@ -213,7 +213,6 @@ def test_a_mistake_alone_is_one_problem(args: list[str], what: str, allowed: str
         (["--dta=a file.txt"], []),
         (["--persistent_workers"], ["--persistent_workers"]),
         (["--run_name=taken"], []),
-        (["--resume=taken2"], []),
     ],
     ids=" ".join,
 )
@@ -369,15 +368,15 @@ def test_nothing_to_resume(home: Path) -> None:
     assert problem.allowed == "a run directory"
 
 
-def test_an_unknown_run_to_resume(home: Path) -> None:
+def test_an_unknown_run_to_resume(home: Path, shell: Shell) -> None:
     for n in range(5):
         make_run(home / "experiments", f"r{n}", depth=n + 1)
     problem = only(wrong("--resume=nosuch", "--seed=1"))
     assert problem.what.startswith("resume is 'nosuch' (from --resume on the command line): no run there")
-    assert problem.fixes == ["--resume=r4", "--resume=r3", "--resume=r2"]
+    assert problem.fixes == [f"./{ENHANCED} --seed=1 --resume=r{n}" for n in (4, 3, 2)]
     make_run(home / "experiments", "r5 of a user")
     for fix in only(wrong("--resume=nosuch", "--seed=1")).fixes:
-        assert ask(*with_flag(["--resume=nosuch", "--seed=1"], fix)).resume_from is not None
+        assert shell.read(fix).resume_from is not None
     assert "(from DUET_RESUME in the environment)" in only(wrong(env={"DUET_RESUME": "nosuch"})).what
 
 

@@ -23,6 +23,7 @@ def test_the_names_are_fixed(tmp_path: Path) -> None:
         "own_plan": "plan.json",
         "plan": "plan.json",
         "plan_before": "plan.before.json",
+        "data_before": "data.before.json",
         "preflight": "preflight.json",
         "argv": "launch.argv",
         "env": "launch.env",

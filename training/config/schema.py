@@ -159,7 +159,9 @@ class Config:
     log_dir: str = option("logs", "run", "where <script>_<time>.log files are made", unit="path")
     save_every: int = option(500, "run", "checkpoint every so often, and at the end; 0: only at the end", unit="steps", low=0)
     keep_checkpoints: int = option(2, "run", "older checkpoints are removed", unit="checkpoints", low=1)
-    resume: str = option("", "run", "continue this run: a run directory, its name, or latest", unit="path")
+    resume: str = option(
+        "", "run", "continue this run: a run directory, its name, or latest (the newest unfinished one, of CONFIG if given)", unit="path"
+    )
     hang_timeout: int = option(
         60, "run", "a phase that takes longer than this, and 5 times longer than usual, is a hang; 0: never", unit="seconds", low=0
     )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from training import heartbeat
+from training import heartbeat, standing
 from training.diagnose import scan, source
 from training.diagnose.catalogue import NONE, ROOT, UNKNOWN, causes
 from training.diagnose.judge import OWN, UNLISTED, Event
@@ -22,7 +21,6 @@ ROOT_FOLDERS = 3  # a log may lie that deep in its run: attempt_0/1/stderr.log
 HEAD = 64 << 10  # bytes
 RUN_SAID = re.compile(r"^\[INFO\] [\d: -]{19} run directory: (.+)$", re.MULTILINE)
 STOPPED = {int(Exit.INTERRUPTED): "interrupted", int(Exit.PREEMPTED): "preempted"}
-STARTED_WITHIN_S = 60.0  # a supervisor writes its number soon after it began
 
 
 def run_of(path: Path) -> RunDir | None:
@@ -47,7 +45,7 @@ def _run_of_console(log: Path) -> RunDir | None:
 
 def ended(run: RunDir) -> dict[str, Any] | None:
     """What the run itself says of its end, the later one of failure.json and summary.json; None: nothing."""
-    failure, summary = read_json(run.failure), read_json(run.summary)
+    summary, failure = standing.ends(run)
     if failure and failure.get("cause") in causes() and (not summary or summary.get("time", 0.0) <= failure.get("time", 0.0)):
         return failure
     if not summary:
@@ -67,7 +65,7 @@ def reported(run: RunDir) -> list[Event]:
 def alive(run: RunDir) -> str:
     """What a run that goes on is doing, for people; '' when it does not."""
     supervisor = read_json(run.supervisor)
-    if not supervisor or not _lives(supervisor):
+    if not supervisor or not standing.lives(supervisor):
         return ""
     doing = "; ".join(f"rank {b.rank}: {b}, {b.age_s:.0f} s ago" for b in heartbeat.read_all(run.heartbeats))
     return f"the run goes on ({doing}); who waits for whom: python -m training.supervise attach --run={run.path}"
@@ -76,23 +74,12 @@ def alive(run: RunDir) -> str:
 def _vanished(run: RunDir) -> list[Event]:
     """A run that nobody has ended, and of which nobody lives: what its heartbeats show last."""
     supervisor = read_json(run.supervisor)
-    if not supervisor or _lives(supervisor):
+    if not supervisor or standing.lives(supervisor):
         return []
     beats = heartbeat.read_all(run.heartbeats)
     last = "; ".join(f"rank {b.rank}: {b}, {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(b.wall_time))}" for b in beats)
     text = "the run has ended without a word: its supervisor and every rank are gone" + (f". Last signs: {last}" if last else "")
     return [Event(UNKNOWN, OWN, Line(1, text, None, text, 0), None, None, text=text, file=run.supervisor)]
-
-
-def _lives(supervisor: dict[str, Any]) -> bool:
-    """Whether its process is still there: on this machine, and not another one that has got its number. On another machine: perhaps."""
-    if supervisor.get("host") != socket.gethostname():
-        return True
-    try:
-        began = Path(f"/proc/{int(supervisor['pid'])}").stat().st_ctime
-    except (OSError, KeyError, ValueError):
-        return False
-    return began <= float(supervisor.get("started", 0.0)) + STARTED_WITHIN_S
 
 
 def of_files(paths: Iterable[Path]) -> Iterable[Event]:

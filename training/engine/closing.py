@@ -74,6 +74,7 @@ def write_summary(session: Session, recorder: Recorder, position: Position, code
         "sample": text,
     }
     rundir.write_json(session.run.summary, summary)
+    session.run.forget_before(started)
     session.run.event("end", step=position.step, exit_code=int(code))
     return summary
 

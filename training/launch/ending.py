@@ -28,16 +28,29 @@ class Ending:
         self.begun = False  # the data is accepted; before it the run directory knows nothing of this launch
 
     def report(self, code: int) -> bool:
-        """Make report.html, once: has this call made it? A warning when it does not work."""
-        if self._reported or not self.plan["config"].get("report") or not os.access(self.run.path, os.W_OK):
+        """Make report.html, once: has this call made it? A warning when it does not work. That of an earlier start stays until then."""
+        if self._reported or not os.access(self.run.path, os.W_OK):
             return False
         self._reported = True
+        if not self.plan["config"].get("report") or self._empty():
+            self._forget_old()
+            return False
         command = [sys.executable, str(ROOT / "lib/run_module.py"), "training.report", str(self.run.path), "--quiet"]
         limit_s = PREEMPTED_S if code == Exit.PREEMPTED else REPORT_S
         wrong, said = errand.run(command, spawn.clean_environment(ours=True), b"", limit_s, self._wishes, nice=NICE)
         if wrong:
             console.warning(f"no report was made: {_with_last_line(wrong, said)}")
+            self._forget_old()
         return not wrong
+
+    def _empty(self) -> bool:
+        """Was the run stopped before its first step? There is nothing to show."""
+        asked = (rundir.read_json(self.run.failure) or {}).get("kind") == rundir.ASKED
+        return asked and not self.plan.get("script") and not self.run.metrics.exists()
+
+    def _forget_old(self) -> None:
+        if not rundir.written_since(self.run.report, self.plan["created"]):
+            self.run.report.unlink(missing_ok=True)
 
     def close(self, code: int, why: str = "") -> None:
         """The run has ended with this status, and the user has been told, except where the report is that the summary does not

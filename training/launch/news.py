@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 from training import rundir, summary
@@ -25,8 +26,8 @@ TEXT = 500  # characters
 def of(run: rundir.RunDir, plan: dict[str, Any], code: int, *, begun: bool, why: str = "") -> dict[str, Any]:
     """Facts that go to strangers, so without secrets. Unless it has `begun`, the run directory knows nothing of this launch.
     `why`: what the user was told where no rank has ended the run."""
-    done = (rundir.read_json(run.summary) or {}) if begun else {}
-    failure = _failure(run) if begun and not why else {}
+    done = _of_this_start(run.summary, plan) if begun else {}
+    failure = _failure(run, plan) if begun and not why else {}
     status = BY_CODE.get(Exit(code), FAILED) if code in EXIT_MEANING else FAILED
     if failure.get("kind") == rundir.ASKED:
         status = PREEMPTED if failure["cause"] == "preempted" else STOPPED
@@ -50,14 +51,19 @@ def of(run: rundir.RunDir, plan: dict[str, Any], code: int, *, begun: bool, why:
         "restarts": sum(e.get("event") == "restart" and e["time"] >= plan["created"] for e in rundir.read_records(run.events)),
         "host": socket.gethostname(),
         "run_dir": str(run.path) if run.plan.exists() else None,
-        "report": str(run.report) if begun and run.report.exists() else None,
+        "report": str(run.report) if begun and rundir.written_since(run.report, plan["created"]) else None,
         "log": plan.get("log_file"),
     }
 
 
-def _failure(run: rundir.RunDir) -> dict[str, Any]:
+def _of_this_start(path: Path, plan: dict[str, Any]) -> dict[str, Any]:
+    """Not what an earlier start of the run has left."""
+    return (rundir.read_json(path) or {}) if rundir.written_since(path, plan["created"]) else {}
+
+
+def _failure(run: rundir.RunDir, plan: dict[str, Any]) -> dict[str, Any]:
     """What the supervisor has judged; without one, what the only rank has said of itself."""
-    if known := rundir.read_json(run.failure):
+    if known := _of_this_start(run.failure, plan):
         return known
     own = rundir.read_json(run.rank_error(0))
     if own is None:

@@ -9,7 +9,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from training import heartbeat, rundir
+from training import heartbeat, rundir, standing
 from training.monitor import alerts, machine, naming
 from training.monitor.history import History, median, percentile
 from training.monitor.records import Tail, dig, items, last_lines, mtime, number, read_object, text, whole
@@ -22,7 +22,6 @@ STARTING, RUNNING, FINISHED, STOPPED, FAILED, DIED = "starting", "running", "fin
 ENDED = (FINISHED, STOPPED, FAILED, DIED)
 STARTING_S = 60.0  # a start without any sign of a process for longer than this gets a word
 LATE_S = 30.0  # a heartbeat older than this is marked
-MTIME_SLACK_S = 0.05  # file times come from a coarser clock than time.time()
 GPU_PATIENCE_S = 2.0
 CURVE_POINTS, LOG_LINES, WARNINGS = 240, 20, 20
 State = dict[str, Any]
@@ -47,6 +46,7 @@ class Watch:
         self._epochs: int | None = None  # the same
         self._script: ScriptFigures | None = None
         self._machine = shared or machine.Shared()
+        self.plan: State | None = None  # as of the last look
 
     def read_all(self) -> State:
         """The only look: very long files are searched to their end."""
@@ -58,7 +58,7 @@ class Watch:
         """One look; `patience_s`: how long the GPU driver may keep it waiting."""
         now, run = time.time(), self.run
         self._machine.ask()
-        plan = read_object(run.plan)
+        plan = self.plan = read_object(standing.plan_file(run))
         since = number(dig(plan, "created")) or mtime(run.plan) or 0.0
         # Processes first: what they wrote before they ended is then certainly in the files that are read below.
         supervisor = read_object(run.supervisor) or {}
@@ -73,7 +73,7 @@ class Watch:
         told = self._told(plan)
 
         since = max([since, *self._restarts[-1:]])
-        summary, failure = (read_object(p) if (mtime(p) or -1.0) + MTIME_SLACK_S >= since else None for p in (run.summary, run.failure))
+        summary, failure = (read_object(p) if rundir.written_since(p, since) else None for p in (run.summary, run.failure))
         state, reason = self._judge(plan, supervisor, ranks, any(alive), since, (summary, failure), told is not None)
         for rank in ranks:
             rank["late"] = state in (STARTING, RUNNING) and (rank["beat_age_s"] or 0) > LATE_S and rank["phase"] != heartbeat.FINISHED
@@ -110,7 +110,7 @@ class Watch:
                 "supervisor_pid": whole(supervisor.get("pid")),
                 "supervisor_alive": alive[0] if supervisor else None,
             },
-            **(self._of_script(told, state, took) if told else self._of_records(plan, state, since, took)),
+            **(self._of_script(told, state, took) if told else self._of_records(plan, state, since, took, summary)),
             "ranks": ranks,
             "gpus": machine.gpu_records(gpus, family, planned),
             "gpus_reason": gpus.reason,
@@ -144,10 +144,10 @@ class Watch:
             "speed_curve": {"points": []},
         }
 
-    def _of_records(self, plan: State | None, state: str, since: float, took: float | None) -> State:
+    def _of_records(self, plan: State | None, state: str, since: float, took: float | None, summary: State | None) -> State:
         speed = naming.SPEEDS[naming.as_samples(naming.counted(self._history.last))]
         return {
-            "progress": self._progress(plan, state, since, took),
+            "progress": self._progress(plan, state, since, took, summary),
             "training": self._training(since),
             "loss_curve": {"points": [{"step": s, "loss": v} for s, v in self._history.curve(CURVE_POINTS)]},
             "speed_curve": {"points": [{"step": s, speed: v} for s, v in self._history.speed_curve(CURVE_POINTS)]},
@@ -252,9 +252,10 @@ class Watch:
         signs = [number(self._history.last.get("time")), mtime(self.run.supervisor), *(r["beat_unix_s"] for r in ranks)]
         return max((s for s in signs if s), default=None)
 
-    def _progress(self, plan: State | None, state: str, since: float, elapsed: float | None) -> State:
-        data = read_object(self.run.data)
-        total = whole(dig(data, "total_steps")) or self._total or whole(dig(plan, "config", "num_iterations")) or None
+    def _progress(self, plan: State | None, state: str, since: float, elapsed: float | None, summary: State | None) -> State:
+        data = read_object(standing.data_file(self.run))
+        reached = whole(dig(summary, "steps")) if state == FINISHED else None  # a resume that came to nothing had planned more
+        total = reached or whole(dig(data, "total_steps")) or self._total or whole(dig(plan, "config", "num_iterations")) or None
         step = whole(self._history.last.get("step")) or 0
         pace = self._history.seconds_per_step(since)
         return {

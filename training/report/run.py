@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training import heartbeat, rundir, tasks
+from training import heartbeat, rundir, standing, tasks
 from training.host.redact import masked_values
 from training.monitor import naming, state
 from training.monitor.foreign.figures import ScriptFigures
@@ -100,8 +100,9 @@ class Run:
 
 def look(folder: rundir.RunDir) -> Run:
     """Reads everything that a report shows. A file that is missing or broken is as if it were empty."""
-    seen = state.Watch(folder).read(patience_s=0.0)
-    plan = masked_values(read_object(folder.plan) or {})
+    watch = state.Watch(folder)
+    seen = watch.read(patience_s=0.0)
+    plan = masked_values(watch.plan or {})
     events: deque[Record] = deque(rundir.read_records(folder.events), maxlen=EVENTS)
     times = [t for t in (number(plan.get("created")), *map(clock, list(events)[:1])) if t and math.isfinite(t)]
     checks = (read_object(folder.preflight) or {}).get("checks")
@@ -117,8 +118,8 @@ def look(folder: rundir.RunDir) -> Run:
         folder,
         masked_values(seen),
         plan,
-        masked_values(read_object(folder.data) or {}),
-        masked_values(read_object(folder.summary) or {}),
+        masked_values(read_object(standing.data_file(folder)) or {}),
+        masked_values(standing.ends(folder)[0] or {}),
         masked_values(failure or {}),
         [check for check in masked_values(checks) if isinstance(check, dict)] if isinstance(checks, list) else [],
         metrics,

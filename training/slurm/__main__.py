@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 from training import console, rundir
-from training.errors import Exit, Problem, UserError
+from training.errors import Exit, NothingToDo, Problem, UserError
 from training.request import Request
 from training.slurm import freeze, job, options, snapshot
 from training.slurm.freeze import Frozen
@@ -98,6 +98,8 @@ def main(argv: list[str]) -> int:
             return job.end(Frozen(Path(rest[0])), int(rest[1]), bool(int(rest[2])), os.environ)
         else:
             raise ValueError(f"{what} is none of the commands above")
+    except NothingToDo as done:
+        console.success(str(done))
     except UserError as error:
         console.report(error, "nothing was submitted" if what in ("check", "submit") else "nothing was launched")
         return int(error.code)

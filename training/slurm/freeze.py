@@ -170,7 +170,7 @@ def _plan(frozen: Frozen, request: Request, line: options.Line, ranks: int) -> d
     return {
         "created": time.time(),
         "command": {"script": options.SCRIPT, "args": [*line.typed, *line.training], "cwd": os.getcwd()},
-        "config_file": str(request.config_file) if request.config_file else None,
+        "config_file": request.config_name(),
         "task": request.kind.record(request.options),
         "config": request.values(),
         "login_file": request.login_file(),

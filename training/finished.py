@@ -1,0 +1,75 @@
+"""Has a finished run anything left to train, as it is asked for now? Answered from its files, before anything is touched."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training import rundir, standing, tasks
+from training.config.schema import Config
+from training.engine import manifest
+
+LIMITS = ("num_iterations", "num_epochs")
+# A change of these changes how many steps an epoch has.
+EPOCH = ("total_batch_size", "max_seq_len", "data", "text_field", "tokenizer", "vocab_size")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The end that a run has reached."""
+
+    steps: int
+    at: float  # unix s
+    longer: dict[str, int]  # flags that train it for twice as long
+
+    def sentence(self) -> str:
+        return f"finished: step {self.steps} of {self.steps}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(self.at))}"
+
+
+def find(run: rundir.RunDir, config: Config, options: dict[str, Any]) -> Finished | None:
+    """None: it was stopped or has failed, or this configuration trains it for longer. `options`: of the task."""
+    plan, summary = standing.read_plan(run), standing.ends(run)[0]
+    if plan is None or summary is None or summary.get("status") != "done" or not isinstance(summary.get("steps"), int):
+        return None
+    steps = summary["steps"]
+    if not _reached(run, plan, config, options, steps):
+        return None
+    return Finished(steps, float(summary.get("time", 0.0)), longer({n: getattr(config, n) for n in LIMITS}, steps))
+
+
+def longer(config: dict[str, Any], steps: int) -> dict[str, int]:
+    """The limits that end a run, doubled."""
+    limits = {name: 2 * max(config[name], steps if name == "num_iterations" else 1) for name in LIMITS if config[name]}
+    return limits or {"num_iterations": 2 * steps}
+
+
+def _reached(run: rundir.RunDir, plan: dict[str, Any], config: Config, options: dict[str, Any], steps: int) -> bool:
+    if config.num_iterations and steps >= config.num_iterations:
+        return True
+    before = plan["config"]
+    same = all(before.get(n) == getattr(config, n) for n in EPOCH if n in before)
+    same &= all(options.get(name) == value for name, value in tasks.of(plan)["options"].items())
+    if all(before.get(name, 0) == getattr(config, name) for name in LIMITS):
+        return same  # the end that was reached is still the end
+    if not same or (config.num_iterations and not config.num_epochs):
+        return False
+    saved, per_epoch = manifest.newest(run.checkpoints), _steps_per_epoch(run)
+    if saved is None or not per_epoch:
+        return False
+    more = max(1, config.num_epochs) - saved["epoch"]  # this epoch, and those that have not begun
+    per_step = config.total_batch_size // (config.max_seq_len if tasks.of(plan)["name"] == tasks.GPT else 1)
+    return more < 1 or (more == 1 and per_epoch * per_step - saved["used"] < per_step)
+
+
+def _steps_per_epoch(run: rundir.RunDir) -> int:
+    """As the newest start has recorded it; 0: not known."""
+    starts = [record.get("steps_per_epoch") for record in rundir.read_records(run.events) if record.get("event") == "start"]
+    return starts[-1] if starts and isinstance(starts[-1], int) else 0
+
+
+def config_of(plan: dict[str, Any]) -> Path | None:
+    """The config file that a run was started with."""
+    name, folder = plan.get("config_file"), (plan.get("command") or {}).get("cwd") or ""
+    return Path(folder, name).resolve() if isinstance(name, str) else None

@@ -1,0 +1,137 @@
+"""Which run `--resume` means: a run directory, a run's name, or `latest`: the newest unfinished run (of the config, where one is given)."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from training import finished, rundir, standing, tasks
+from training.config import files, flags, resolve
+from training.config.schema import FIELDS, Known, of_the_run
+from training.errors import Problem
+from training.runs import LATEST
+
+SHOWN = 6  # runs in a list
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked for. `merged`: the configuration when this one of the run to resume is added; `fields`: those that may be set;
+    `again`: the user's own command, with these flags changed."""
+
+    script: str
+    ranks: int  # typed
+    line: flags.CommandLine
+    config_file: Path | None
+    resolved: resolve.Resolved
+    experiments: Path
+    merged: Callable[[files.Values, Known], resolve.Resolved]
+    fields: Known
+    again: Callable[..., str]
+
+    def command(self, run: rundir.RunDir, **changes: Any) -> str:
+        """The same script for another run, without a config: a resumed run keeps its own."""
+        program = {"launch_train.sh": f"./launch_train.sh {self.ranks or 2}", "train.py": "python train.py"}.get(
+            self.script, f"./{self.script}"
+        )
+        kept = {name: self.line.flags[name][0] for name in ("out_dir", "log_dir") if name in self.line.flags}
+        words = kept | {"resume": run.name if run.path.parent == self.experiments else str(run.path)} | changes
+        return " ".join([program, *(f"--{name}={shlex.quote(str(value))}" for name, value in words.items())])
+
+
+@dataclass
+class Found:
+    """`answer`: why there is nothing to do; without it and without a run, the problems have been noted."""
+
+    known: files.Values = field(default_factory=dict)  # the configuration of the run
+    run: rundir.RunDir | None = None
+    resolved: resolve.Resolved | None = None
+    answer: str = ""
+
+
+def find(wish: Wish, problems: list[Problem]) -> Found:
+    wanted, origin = wish.resolved.config.resume, wish.resolved.origins["resume"]
+    if wanted == LATEST:
+        return _latest(wish, origin, problems)
+    folders = (Path(wanted), wish.experiments / wanted)
+    run = rundir.RunDir(next((p for p in folders if os.path.isdir(p)), Path(wanted)).absolute())
+    plan = standing.read_plan(run)
+    if plan is None or not isinstance(plan.get("config"), dict):
+        newest = _runs(wish.experiments)[:3]
+        fixes = [wish.again(resume=run.name) for run, _ in newest]
+        problems.append(Problem(f"resume is {wanted!r} ({origin}): no run there", "a run directory, a run's name, or latest", fixes))
+        return Found()
+    found = _merge(wish, run, plan)
+    if end := _finished(wish, found):
+        found.answer = f"run {run.name} is {end.sentence()}; nothing is launched\n    to train longer: {wish.again(**end.longer)}"
+    return found
+
+
+def _latest(wish: Wish, origin: str, problems: list[Problem]) -> Found:
+    every = _runs(wish.experiments)
+    wanted = wish.config_file.resolve() if wish.config_file else None
+    of_it = [(run, plan) for run, plan in every if wanted is None or finished.config_of(plan) == wanted]
+    ends: dict[Path, finished.Finished] = {}
+    for run, plan in of_it:
+        found = _merge(wish, run, plan)
+        end = _finished(wish, found)
+        if end is None:
+            return found
+        ends[run.path] = end
+    which = f" of {wish.config_file}" if wish.config_file else ""
+    if ends:
+        shown = [_row(wish, run, plan, ends[run.path]) for run, plan in of_it[:SHOWN]]
+        return Found(
+            answer="\n    ".join([f"every run{which} in {wish.experiments} is finished; nothing is launched; to train longer:", *shown])
+        )
+    others = [_row(wish, run, plan, _finished(wish, _merge(wish, run, plan))) for run, plan in every[:SHOWN]]
+    what = f"resume is 'latest' ({origin}), but there is no run{which} in {wish.experiments}"
+    problems.append(Problem(what, "one of the runs that are there" if others else "a run directory", others))
+    return Found()
+
+
+def _runs(experiments: Path) -> list[tuple[rundir.RunDir, dict[str, Any]]]:
+    """The newest first, without scripts: what those have saved is not known."""
+    plans = []
+    for path in experiments.glob("*/plan.json"):
+        try:
+            plans.append((path.stat().st_mtime_ns, rundir.RunDir(path.parent)))
+        except OSError:  # removed meanwhile
+            continue
+    known = ((run, standing.read_plan(run)) for _, run in sorted(plans, key=lambda one: one[0], reverse=True))
+    return [(run, plan) for run, plan in known if plan and isinstance(plan.get("config"), dict) and not plan.get("script")]
+
+
+def _merge(wish: Wish, run: rundir.RunDir, plan: dict[str, Any]) -> Found:
+    origin = f"resumed run {run.name}"
+    known = {n: (v, origin) for n, v in plan["config"].items() if n in FIELDS and of_the_run(n)}
+    known |= {n: (v, origin) for n, v in tasks.of(plan)["options"].items()}
+    return Found(known, run, wish.merged(known, wish.fields))
+
+
+def _finished(wish: Wish, found: Found) -> finished.Finished | None:
+    """With the fields of that run's own task, whichever task is asked about."""
+    assert found.run
+    kind, _ = tasks.find(*found.known.get("task", (tasks.GPT, "")))
+    resolved = wish.merged(found.known, kind.fields)
+    return finished.find(found.run, resolved.config, resolved.options)
+
+
+def _row(wish: Wish, run: rundir.RunDir, plan: dict[str, Any], end: finished.Finished | None) -> str:
+    """The command that continues a run, with what it is."""
+    config = finished.config_of(plan)
+    if end:
+        return f"{wish.command(run, **end.longer)}   # {config.name + ', ' if config else ''}{end.sentence()}"
+    # Imported only for the list: the command line is checked before anything is installed.
+    from training.monitor.draw import clock
+    from training.monitor.state import Watch
+
+    state = Watch(run).read(0.0)
+    progress, facts = state["progress"], state["run"]
+    total = f" of {progress['total_steps']}" if progress["total_steps"] else ""
+    when = clock(facts["ended_unix_s"] or facts["started_unix_s"], "%Y-%m-%d %H:%M")
+    return f"{wish.command(run)}   # {config.name + ', ' if config else ''}{facts['state']}: step {progress['step']}{total}, {when}"

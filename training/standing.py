@@ -1,0 +1,86 @@
+"""Which plan of a run counts. A resume keeps the plan and the end of the start before it until it has an end of its own: when it ends
+before its first step, the run is what it was.
+
+Imports the standard library only: the command line is checked with it before anything is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from training import heartbeat, rundir
+
+STARTED_WITHIN_S = 60.0  # a supervisor writes its number soon after it began
+TAIL = 1 << 16  # bytes of metrics.jsonl
+
+
+def plan_file(run: rundir.RunDir) -> Path:
+    """plan.json, or the plan before it when the resume that wrote it has ended without a step."""
+    # os.path and not Path: a name that no file system takes is no crash.
+    plan = rundir.read_json(run.plan) if os.path.exists(run.plan_before) else None
+    if plan is None:
+        return run.plan
+    created = float(plan.get("created", 0.0))
+    return run.plan if stepped_since(run, created) or _may_live(run, created) else run.plan_before
+
+
+def data_file(run: rundir.RunDir) -> Path:
+    """data.json of the same start."""
+    return run.data_before if plan_file(run) == run.plan_before else run.data
+
+
+def read_plan(run: rundir.RunDir) -> dict[str, Any] | None:
+    return rundir.read_json(plan_file(run))
+
+
+def ends(run: rundir.RunDir) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """(summary, failure) of the start whose plan counts; what an earlier start left is not its end."""
+    since = float((read_plan(run) or {}).get("created", 0.0))
+    summary, failure = (rundir.read_json(path) if rundir.written_since(path, since) else None for path in (run.summary, run.failure))
+    return summary, failure
+
+
+def lives(supervisor: dict[str, Any]) -> bool:
+    """Whether its process is still there: on this machine, and not another one that has got its number. On another machine: perhaps."""
+    if supervisor.get("host") != socket.gethostname():
+        return True
+    try:
+        pid = int(supervisor["pid"])
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+        began = Path(f"/proc/{pid}").stat().st_ctime
+    except (OSError, KeyError, ValueError, IndexError):
+        return False
+    return state not in "ZX" and began <= float(supervisor.get("started", 0.0)) + STARTED_WITHIN_S
+
+
+def stepped_since(run: rundir.RunDir, since: float) -> bool:
+    """Has a step been recorded since then?"""
+    try:
+        with run.metrics.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+            lines = file.read().splitlines()
+    except OSError:
+        return False
+    for line in reversed(lines):
+        try:
+            record = json.loads(line)
+            return float(record["time"]) >= since
+        except (ValueError, KeyError, TypeError):  # cut in the middle
+            continue
+    return False
+
+
+def _may_live(run: rundir.RunDir, created: float) -> bool:
+    """The start that was planned then. Until its supervisor or a rank is known, it is given a minute."""
+    supervisor = rundir.read_json(run.supervisor) or {}
+    if float(supervisor.get("started", 0.0)) >= created:
+        return lives(supervisor)
+    beats = [beat for beat in heartbeat.read_all(run.heartbeats) if beat.wall_time >= created]
+    if beats:
+        return any(os.path.exists(f"/proc/{beat.pid}") for beat in beats)
+    return time.time() - created < STARTED_WITHIN_S
