@@ -45,7 +45,7 @@ def _common_run(plan: Plan, request: Launch) -> rundir.RunDir:
     name, plan["launch"] = meeting.ask(plan, request.config.meeting_timeout)
     if request.resume_from and request.resume_from.name != name:
         text = f"node 0 trains {name}, but this machine was asked to continue {request.resume_from.name}"
-        raise UserError(Problem(text, "the same run on every machine", [f"--resume={name}"]))
+        raise UserError(Problem(text, "the same run on every machine", [request.command(resume=name)]))
     return rundir.RunDir(request.experiments / name, request.place.node_rank)
 
 

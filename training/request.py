@@ -7,8 +7,9 @@ import itertools
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ def read(
     else:
         problems += [] if asked.bad(samples.SIZES) or not ranks else samples.divides(config, origins, ranks, script, args)
         problems += [] if resolved.problems or asked.file.problems else tasks.check(kind, resolved.options, origins, installed)
-    problems += run_name(config, origins, asked.experiments, resume_from, place)
+    problems += run_name(config, origins, asked.experiments, resume_from, place, partial(command, script, args))
     if config.inject:
         from training import inject
 
@@ -230,8 +231,14 @@ def count(place: Place, typed: int, script: str, gpus: int) -> tuple[int, int, l
 
 
 def run_name(
-    config: Config, origins: Mapping[str, str], experiments: Path, resume_from: rundir.RunDir | None, place: Place | None
+    config: Config,
+    origins: Mapping[str, str],
+    experiments: Path,
+    resume_from: rundir.RunDir | None,
+    place: Place | None,
+    again: Callable[..., str],
 ) -> list[Problem]:
+    """`again`: the user's own command, with these flags changed."""
     name = config.run_name
     if not name or resume_from:
         return []
@@ -242,8 +249,9 @@ def run_name(
         return []  # on a common disk node 0 has made it already
     if (experiments / name).exists():
         free = next(f"{name[:100]}_{n}" for n in itertools.count(2) if not (experiments / f"{name[:100]}_{n}").exists())
-        fixes = [f"--resume={name}"] if rundir.read_json(rundir.RunDir(experiments / name).plan) else []
-        return [Problem(f"{said}, but {experiments / name} is there already", "a new name", [*fixes, f"--run_name={free}"])]
+        resumable = rundir.read_json(rundir.RunDir(experiments / name).plan)
+        fixes = [again(resume=name)] if resumable and not resumable.get("script") else []
+        return [Problem(f"{said}, but {experiments / name} is there already", "a new name", [*fixes, again(run_name=free)])]
     return []
 
 

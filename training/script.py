@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,7 @@ class ScriptLaunch(Launch):
         return Path(self.runs.path).stem
 
     def command(self, **changes: Any) -> str:
-        own, theirs = split(self.args)
-        return " ".join([command(self.script, own, **changes), *([SEPARATOR, shlex.join(theirs)] if theirs else [])])
+        return command_of(self.script, self.args, **changes)
 
     def command_with(self, ranks: int) -> str:
         own = split(self.args)[0]
@@ -73,6 +73,12 @@ def split(args: list[str]) -> tuple[list[str], list[str]]:
     return args[:at], args[at + 1 :]
 
 
+def command_of(program: str, args: list[str], **changes: Any) -> str:
+    """The user's own command with these flags of ours changed."""
+    own, theirs = split(args)
+    return " ".join([command(program, own, **changes), *([SEPARATOR, shlex.join(theirs)] if theirs else [])])
+
+
 def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLaunch:
     """Check what can be checked without looking at the machine. Raises UserError with all problems at once."""
     own, theirs = split(args)
@@ -95,7 +101,7 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     script = _script(line.flags["script"][0], theirs, environ, problems)
     experiments = folder("out_dir", resolved)
     place = place_of(program, config, environ, problems, 0)
-    problems += run_name(config, origins, experiments, None, place)
+    problems += run_name(config, origins, experiments, None, place, partial(command_of, program, args))
     if place and place.kind == RANK:
         text = f"--script starts ranks, but {place.reason}"
         problems.append(

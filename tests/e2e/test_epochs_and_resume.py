@@ -130,8 +130,9 @@ def test_a_finished_run_is_answered_and_a_resume_stopped_at_its_start_leaves_it_
     again = launch("./launch_train.sh", "2", tiny=False, resume="done").ok()
     assert "step 12 of 12" in again.output and "--num_iterations=24" in again.output
     assert {path: path.read_bytes() for path in done.run.path.rglob("*") if path.is_file()} == before
+    old_pids = done.pids
     more = launch("./launch_train.sh", "2", tiny=False, resume="done", num_iterations=100000)
-    wait_until(lambda: more.pids, what="the ranks")
+    wait_until(lambda: more.pids and more.pids != old_pids, what="the ranks")
     assert done.run.summary.exists() and done.run.report.exists()
     assert Watch(done.run).read()["run"]["state"] == "starting"
     more.process.send_signal(signal.SIGINT)

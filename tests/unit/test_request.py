@@ -212,7 +212,6 @@ def test_a_mistake_alone_is_one_problem(args: list[str], what: str, allowed: str
         (["--data=missing.txt"], []),
         (["--dta=a file.txt"], []),
         (["--persistent_workers"], ["--persistent_workers"]),
-        (["--run_name=taken"], []),
     ],
     ids=" ".join,
 )
@@ -409,23 +408,24 @@ def test_bad_run_names(name: str, home: Path) -> None:
     assert problem.allowed == "letters, digits, dot, dash and underscore, at most 128"
 
 
-def test_a_run_name_that_is_taken(home: Path) -> None:
+def test_a_run_name_that_is_taken(home: Path, shell: Shell) -> None:
     make_run(home / "experiments", "mine")
     problem = only(wrong("--run_name=mine"))
     assert f"{home}/experiments/mine is there already" in problem.what
-    assert [ask(*with_flag([], f)).config.run_name for f in problem.fixes] == ["", "mine_2"]
+    found = [shell.read(fix) for fix in problem.fixes]
+    assert [(f.resume_from and f.resume_from.name, f.config.run_name) for f in found] == [("mine", "mine"), (None, "mine_2")]
     # Resuming it under its own name is no clash.
     assert ask("--resume=mine", "--run_name=mine").resume_from is not None
 
 
-def test_the_names_offered_instead_of_a_taken_one_are_free(home: Path) -> None:
+def test_the_names_offered_instead_of_a_taken_one_are_free(home: Path, shell: Shell) -> None:
     make_run(home / "experiments", "mine")
     make_run(home / "experiments", "mine_2")
     (home / "experiments/folder").mkdir()
     make_run(home / "experiments", "y" * 127)
     for name in ("mine", "folder", "y" * 127):
         for fix in only(wrong(f"--run_name={name}")).fixes:
-            ask(*with_flag([f"--run_name={name}"] if fix.startswith("--run_name") else [], fix))
+            shell.read(fix)
 
 
 # ── names no file system takes ───────────────────────────────────────────────────────────────────────────────────────

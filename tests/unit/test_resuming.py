@@ -17,6 +17,7 @@ from training.diagnose import structured
 from training.engine import manifest
 from training.errors import NothingToDo
 from training.report import run as report_run
+from training.report import single
 from training.rundir import RunDir
 
 Write = Callable[..., str]
@@ -200,6 +201,22 @@ def test_a_resume_that_was_killed_before_its_first_step_leaves_the_last_true_end
     assert rundir.read_json(made.run.plan_before) == made.plan and (rundir.read_json(made.run.data_before) or {})["total_steps"] == 400
     assert plan_files.give_back(made.run) and not plan_files.give_back(made.run)
     assert rundir.read_json(made.run.plan) == made.plan and (rundir.read_json(made.run.data) or {})["total_steps"] == 400
+
+
+def test_a_stopped_run_tells_the_whole_command_that_resumes_it(made: Made, shell: Shell) -> None:
+    folder = made.run.path.parent
+    command = {"script": "launch_train.sh", "args": ["2", "--data=my texts"], "cwd": "/"}
+    more = {
+        "config": {"num_iterations": 400, "out_dir": str(folder)},
+        "origins": {"out_dir": "from the command line", "log_dir": "default"},
+    }
+    rundir.write_json(made.run.plan, made.plan | more | {"command": command})
+    made.steps(60).summary(status="stopped", steps=60)
+    reason = look(made.run)["run"]["reason"]
+    script, args = shell.paste(reason.partition("to resume: ")[2])
+    assert (script, args) == ("launch_train.sh", ["2", f"--out_dir={folder}", f"--resume={made.run.name}"])
+    page = single.page(report_run.look(made.run), "en").html()
+    assert "./launch_train.sh 2 &#x27;--data=my texts&#x27;" in page, "pasted, it starts the same"
 
 
 def test_a_resume_that_died_after_a_step_died(made: Made) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import sys
@@ -138,6 +139,21 @@ def test_a_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         run_directory(tmp_path, pids, supervisor=1)
         with pytest.raises(UserError):  # the same numbers, of processes that are not its ranks
             ranks.of_run(path)
+
+
+def test_a_run_by_its_name_and_by_a_path_with_a_space(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = run_directory(tmp_path / "my experiments", {0: 1 << 22})
+    monkeypatch.setattr(attach, "ROOT", tmp_path)
+    monkeypatch.setattr(attach, "EXPERIMENTS", "my experiments")
+    for wanted in ("run", str(path), "latest"):
+        code, _, err = shown(capsys, f"--run={wanted}")
+        assert code == 2 and f"./monitor_training.sh --run={shlex.quote(str(path))} --once" in err
+    assert shlex.split(next(fix for fix in shown(capsys, "--run=rum")[2].splitlines() if "try:" in fix))[1:] == [
+        *COMMAND.split(),
+        "--run=run",
+    ]
 
 
 def test_a_run_that_torchrun_has_started(tmp_path: Path) -> None:

@@ -74,7 +74,12 @@ def _names(sentence: str) -> set[str]:
 
 def values(run: RunDir, plan: Mapping[str, Any]) -> dict[str, str]:
     """Of a training of ours; of a script that we only launch there is little to propose."""
-    found = {"ranks": plan["ranks"], "run": shlex.quote(str(run.path)), "ranks_folder": run.ranks, "parent": run.path.parent}
+    found = {
+        "ranks": plan["ranks"],
+        "run": shlex.quote(str(run.path)),
+        "ranks_folder": shlex.quote(str(run.ranks)),
+        "parent": shlex.quote(str(run.path.parent)),
+    }
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found |= {"nofile": soft, "nofile_most": hard}
     with contextlib.suppress(OSError):  # a run directory that was moved: the sentence is left out

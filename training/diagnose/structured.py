@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -68,7 +69,7 @@ def alive(run: RunDir) -> str:
     if not supervisor or not standing.lives(supervisor):
         return ""
     doing = "; ".join(f"rank {b.rank}: {b}, {b.age_s:.0f} s ago" for b in heartbeat.read_all(run.heartbeats))
-    return f"the run goes on ({doing}); who waits for whom: python -m training.supervise attach --run={run.path}"
+    return f"the run goes on ({doing}); who waits for whom: python -m training.supervise attach --run={shlex.quote(str(run.path))}"
 
 
 def _vanished(run: RunDir) -> list[Event]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import time
 from collections import deque
 from pathlib import Path
@@ -13,6 +12,7 @@ from training import heartbeat, rundir, standing
 from training.monitor import alerts, machine, naming
 from training.monitor.history import History, median, percentile
 from training.monitor.records import Tail, dig, items, last_lines, mtime, number, read_object, text, whole
+from training.summary import next_command
 
 if TYPE_CHECKING:
     from training.monitor.foreign.figures import Figures, ScriptFigures
@@ -227,7 +227,7 @@ class Watch:
             return FAILED, f"{text(failure.get('cause')) or 'unknown cause'}{where}: {text(failure.get('summary')) or 'no summary'}"
         if summary:
             stopped = text(summary.get("status")) == STOPPED
-            return (STOPPED, f"on request; to go on: --resume={shlex.quote(self.run.name)}") if stopped else (FINISHED, None)
+            return (STOPPED, f"on request{self._go_on(plan)}") if stopped else (FINISHED, None)
         if not self.run.path.is_dir():
             return DIED, "the run directory is gone"
         stepped = (number(self._history.last.get("time")) or -1.0) >= since
@@ -236,13 +236,20 @@ class Watch:
             begun = stepped or told or any(r["alive"] if script_of(plan) else r["step"] for r in ranks)
             return RUNNING if begun else STARTING, None if plan else "plan.json is missing or not whole"
         if supervisor or any(r["pid"] for r in ranks):
-            again = f"; to go on: --resume={shlex.quote(self.run.name)}" if self._checkpoint() else ""
+            again = self._go_on(plan) if self._checkpoint() else ""
             who = f"the supervisor (pid {supervisor.get('pid')}) and every rank are" if supervisor else "every rank is"
             return DIED, f"{who} gone, and nothing says how the run ended{again}"
         if plan is None or stepped:
             return DIED, "nothing says which process it is" + ("" if plan else "; plan.json is missing or not whole")
         # Preparing a large corpus takes hours before there is any rank, so silence proves nothing.
         return STARTING, "no rank yet: preparing the data, or it never started (see the log)" if time.time() - since > STARTING_S else None
+
+    def _go_on(self, plan: State | None) -> str:
+        """The command that resumes it; a script's state is its own."""
+        try:
+            return f"; to resume: {next_command(plan, self.run)}" if plan and script_of(plan) is None else ""
+        except (KeyError, TypeError, AttributeError):  # a plan that is not whole
+            return ""
 
     def _end(self, state: str, end: State | None, ranks: list[dict[str, Any]]) -> float | None:
         """When an ended run ended; of a run that died, its last sign of life. `end`: its last file, which may be a copy."""

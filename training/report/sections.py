@@ -7,6 +7,7 @@ from dataclasses import Field
 from typing import Any
 
 from training import tasks
+from training.asked import command
 from training.config.batch import Batch
 from training.config.schema import FIELDS, VIDEO
 from training.diagnose import card
@@ -97,7 +98,7 @@ def _command(run: Run) -> Html | None:
     if script is None:
         return None
     args = [redact.word(str(arg)) for arg in items(dig(run.plan, "command", "args"))]
-    return tag("p", "Started by ", code(" ".join([script, *args])))
+    return tag("p", "Started by ", code(command(script, args)))
 
 
 def data(run: Run) -> Html | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import keyword
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import Field, fields, make_dataclass
@@ -41,7 +42,7 @@ def read(path: Path, origin: str) -> tuple[dict[str, Field[Any]], list[Problem]]
         return {}, [Problem(f"{path}:{error.lineno}: {error.msg}: {(error.text or '').strip()!r}", "a Python file")]
     except (OSError, ValueError, RecursionError) as error:
         near = [p.name for p in path.parent.glob("*.py")] if os.path.isdir(path.parent) else []
-        fixes = [f"--task={path.with_name(name)}" for name in suggest(path.name, near)]
+        fixes = [f"--task={shlex.quote(str(path.with_name(name)))}" for name in suggest(path.name, near)]
         return {}, [Problem(f"{said}: it can not be read: {getattr(error, 'strerror', None) or error}", "a Python file", fixes)]
     if not any(isinstance(node, ast.ClassDef) and node.bases for node in tree.body):
         return {}, [Problem(f"{said}, and no class in it is a Task", "class MyTask(Task), as docs/tasks.md shows")]

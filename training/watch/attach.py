@@ -1,7 +1,7 @@
 """Looks into a training that runs, whoever has started it: where each rank is, and who keeps the others waiting.
 
     python -m training.supervise attach --pid=PID [--json]      a rank, a worker of one, torchrun, any launcher, one Python process
-    python -m training.supervise attach --run=DIR [--json]      a run directory of ours
+    python -m training.supervise attach --run=RUN [--json]      a run directory, a run's name in experiments/, or latest
 
 The training needs nothing for it and is not stopped. Exit status: 0 nothing is stuck, or it can not be told; 5 a hang; 2 wrong usage;
 3 the processes may not be looked into.
@@ -10,14 +10,16 @@ The training needs nothing for it and is not stopped. Exit status: 0 nothing is 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from training import console, heartbeat, rundir
+from training import console, heartbeat, rundir, runs
 from training.errors import Exit, Problem, UserError
 from training.heartbeat import Beat
+from training.runs import EXPERIMENTS, LATEST, ROOT, Asker
 from training.watch import native, ranks, standstill
 from training.watch.finding import Finding
 from training.watch.sight import proc
@@ -28,6 +30,7 @@ LOOK_S, LOOKS = 1.0, 4
 CONFIRM_S = 4.0  # what looks like a standstill is looked at for so long again: a second without a move happens to anybody
 STATES = {"R": "running", "S": "sleeping", "D": "blocked in I/O", "T": "stopped", "t": "held by a debugger"}
 FLAGS = ("pid", "run")
+ASKER = Asker("--run", f"{ranks.COMMAND} --run=", f"{ranks.COMMAND} --run={LATEST}")
 
 
 def main(argv: list[str]) -> int:
@@ -81,14 +84,15 @@ def _parse(argv: list[str]) -> tuple[int | None, Path | None, bool]:
             if not value or (name == "pid" and not value.isdecimal()):
                 problems.append(Problem(f"--{name}={value}", "a number" if name == "pid" else "a run directory", [example]))
         else:
-            fix = f"{ranks.COMMAND} --{'pid' if word.isdecimal() else 'run'}={word}"
+            fix = f"{ranks.COMMAND} --{'pid' if word.isdecimal() else 'run'}={shlex.quote(word)}"
             problems.append(Problem(f"{word!r} is not known here", "--pid=PID or --run=DIR, and --json", [fix]))
     if not problems and ("pid" in given) == ("run" in given):
         text = "both --pid and --run are given" if "pid" in given else "which training? Neither --pid nor --run is given"
         problems.append(Problem(text, "one of them", [example, f"{ranks.COMMAND} --pid=PID   # any process of it: pgrep -af python"]))
     if problems:
         raise UserError(problems)
-    return int(given["pid"]) if "pid" in given else None, Path(given["run"]) if "run" in given else None, "json" in given
+    run = runs.find(None if given["run"] == LATEST else given["run"], ROOT / EXPERIMENTS, ASKER).path if "run" in given else None
+    return int(given["pid"]) if "pid" in given else None, run, "json" in given
 
 
 def _looks(pids: dict[int, int], seconds: float) -> list[Sample]:

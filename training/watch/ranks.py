@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,7 +21,7 @@ def of_run(path: Path) -> dict[int, int]:
     run = rundir.RunDir(path)
     if not run.plan.exists():
         newest = rundir.newest(path) if path.is_dir() else rundir.newest(path.parent)
-        fixes = [f"{COMMAND} --run={newest.path}"] if newest else [f"{COMMAND} --pid=PID"]
+        fixes = [f"{COMMAND} --run={shlex.quote(str(newest.path))}"] if newest else [f"{COMMAND} --pid=PID"]
         raise UserError(Problem(f"{path} (--run) is no run directory", "a folder with a plan.json", fixes))
     host, elsewhere = socket.gethostname(), set()
     found: dict[int, int] = {}
@@ -43,7 +44,9 @@ def of_run(path: Path) -> dict[int, int]:
         where = f"no rank of {path} (--run) runs on this machine"
         if elsewhere:
             raise UserError(Problem(f"{where}; it was started on {', '.join(sorted(elsewhere))}", "", [f"ssh {min(elsewhere)}"]))
-        raise UserError(Problem(where, "a run that goes on", [f"./monitor_training.sh --run={path} --once   # how it ended"]))
+        raise UserError(
+            Problem(where, "a run that goes on", [f"./monitor_training.sh --run={shlex.quote(str(path))} --once   # how it ended"])
+        )
     return dict(sorted(found.items()))
 
 
