@@ -44,10 +44,10 @@ EXPECTED = {
     "stop": ({"collective_timeout"}, None),
     "uneven": ({"collective_timeout", "peer_died"}, None),
     "desync": ({"collective_timeout", "ddp_params_mismatch"}, None),
-    "kill": ({"host_oom_killed"}, 0),
-    "segv": ({"unknown"}, 0),
+    "kill": ({"killed"}, 0),
+    "segv": ({"segfault"}, 0),
     "exit0": ({"peer_died"}, None),
-    "raise": ({"unknown"}, 0),
+    "raise": ({"exception"}, 0),
     "worker_kill": ({"dataloader_worker_died"}, 0),
 }
 

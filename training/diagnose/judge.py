@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from training.diagnose import progress
-from training.diagnose.catalogue import CASCADE, EVIDENCE, NONE, ROOT, UNKNOWN, VICTIM, WEAK, Signature
+from training.diagnose import health, progress
+from training.diagnose.catalogue import CASCADE, EVIDENCE, EXIT_STATUS, NONE, RAISED, ROOT, UNKNOWN, VICTIM, WEAK, Signature
+from training.diagnose.health import CUT
 from training.diagnose.line import Line
 from training.diagnose.story import Hit, Story
 from training.diagnose.traceback import EXCEPTION, Traceback
 
 PEER_DIED, NAN = "peer_died", "nan_loss"  # who trains on NaN may well come to the end
 WRAPPED = "nccl_init"  # `unhandled system error` around whatever NCCL was told
+KILLED, MEMORY = "killed", "host_oom_killed"  # a SIGKILL is the kernel's, for memory, only where that is in the logs
 OUTSIDE = {"interrupted", "preempted"}  # how a run is ended by others
+VAGUE = {UNKNOWN, NONE, RAISED, EXIT_STATUS}  # tell nothing beside another cause
 OWN = "own"  # our own verdict, or the error file of a rank: nothing is guessed
 UNLISTED = "unlisted"  # an exception that the catalogue does not know
-CUT = "cut"  # the log ends in the middle of it
 LOST = "lost"  # a cascade that tells nothing but that somebody has gone
 ABORTED = "aborted"  # how a process ends after that
 ORDER = (OWN, ROOT, UNLISTED, WEAK, VICTIM, CASCADE, LOST, ABORTED, CUT)
@@ -47,6 +49,7 @@ class Event:
     thrown: Traceback | None = None
     text: str = ""
     file: Path | None = None  # where there is no story
+    place: str | None = None  # file:line, where no traceback tells it
 
     @property
     def signature(self) -> Signature | None:
@@ -59,7 +62,9 @@ class Event:
 
     @property
     def where(self) -> str | None:
-        return self.thrown.where if self.thrown else None
+        if self.thrown:
+            return self.thrown.where
+        return self.place or (self.hit.groups.get("where") if self.hit else None)
 
 
 @dataclass
@@ -74,7 +79,7 @@ class Judgement:
 
 def judge(stories: Sequence[Story], own: Sequence[Event] = ()) -> Judgement:
     """`own`: what structured files say."""
-    alive: list[Event] = [e for e in own if e.cause != UNKNOWN]
+    alive: list[Event] = [e for e in own if e.cause not in (UNKNOWN, RAISED)]
     recovered: list[Event] = []
     for story in stories:
         for event in _events(story):
@@ -85,7 +90,8 @@ def judge(stories: Sequence[Story], own: Sequence[Event] = ()) -> Judgement:
     if not alive:
         return _nothing(stories, recovered)
     best = _without_a_word(_in_words(_begin(_first(alive), recovered), alive), alive)
-    also = dict.fromkeys(e.cause for e in sorted(alive, key=lambda e: ORDER.index(e.role)) if e.cause not in (best.cause, UNKNOWN, NONE))
+    best = _for_memory(best, alive, stories)
+    also = dict.fromkeys(e.cause for e in sorted(alive, key=lambda e: ORDER.index(e.role)) if e.cause not in VAGUE | {best.cause})
     return Judgement(best.cause, _rank(best, alive, stories), best, CONFIDENCE[best.role], list(also), recovered)
 
 
@@ -97,11 +103,11 @@ def _events(story: Story) -> list[Event]:
     ]
     listed = {id(h.thrown) for h in story.hits if h.thrown and _tells(h)}
     for one in story.tracebacks:
-        if one.harmless or one.in_thread or id(one) in listed:
+        if one.harmless or one.in_thread or one.carries or id(one) in listed:
             continue
         line = one.end or one.start
-        role = UNLISTED if one.end else CUT
-        events.append(Event(UNKNOWN, role, line, one.rank, story.time_at(line.offset), story, None, one))
+        cause, role = (RAISED, UNLISTED) if one.end else (UNKNOWN, CUT)
+        events.append(Event(cause, role, line, one.rank, story.time_at(line.offset), story, None, one))
     events += [Event(UNKNOWN, CUT, line, line.rank, story.time_at(line.offset), story) for line in story.last_words]
     events = _of_each_line(events)
     if story.cards:
@@ -112,7 +118,8 @@ def _events(story: Story) -> list[Event]:
 
 def _tells(hit: Hit) -> bool:
     """Whether it is what an exception says: its own line, or one of its message that is more than the noise after it."""
-    own = hit.thrown is not None and hit.thrown.end is not None and hit.thrown.end.offset == hit.line.offset
+    thrown = hit.thrown
+    own = thrown is not None and not thrown.carries and thrown.end is not None and thrown.end.offset == hit.line.offset
     return own or hit.signature.role in (ROOT, WEAK, VICTIM)
 
 
@@ -154,7 +161,15 @@ def _without_a_word(best: Event, events: Sequence[Event]) -> Event:
     first = next((r for r in story.reported if r.root), None) if story else None
     if best.role != LOST or first is None or first.rank in _lonely(events):
         return best
-    return Event(UNKNOWN, LOST, first.line, first.rank, best.time, story)
+    return Event(EXIT_STATUS if (first.status or 0) > 0 else UNKNOWN, LOST, first.line, first.rank, best.time, story)
+
+
+def _for_memory(best: Event, events: Sequence[Event], stories: Sequence[Story]) -> Event:
+    """A kill is the kernel's where a log tells that memory was short."""
+    if best.cause != KILLED:
+        return best
+    short = any(e.cause == MEMORY for e in events) or any(h.signature.cause == MEMORY for s in stories for h in s.hits)
+    return replace(best, cause=MEMORY) if short else best
 
 
 def _begin(best: Event, overcome: Sequence[Event]) -> Event:
@@ -295,4 +310,8 @@ def _nothing(stories: Sequence[Story], recovered: list[Event]) -> Judgement:
             line = next(line for line in story.lines if line.offset == story.failed)
             rank = next((r.rank for r in story.reported if r.root), None)
             return Judgement(UNKNOWN, rank, Event(UNKNOWN, CUT, line, rank, None, story), "low")
-    return Judgement(NONE, recovered=recovered)
+    seen = health.look(stories)
+    if seen.cause == NONE:
+        return Judgement(NONE, confidence="high" if seen.sure else "medium", recovered=recovered)
+    rank = seen.line.rank if seen.line else None
+    return Judgement(UNKNOWN, rank, Event(UNKNOWN, seen.found, seen.line, rank, None, seen.story) if seen.line else None, "low")

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 COUNTED = re.compile(
     r"(?P<name>\b(?:global[_ ]step|steps?|iter(?:ation)?s?|it|updates?|num_updates|batch|epochs?|ep|train_step)(?:\b|(?=\d)))"
-    r"[\"']?\W{0,4}(?P<number>\d[\d,]*)"
+    r"[\"']?(?: {5,12}|\W{0,4})(?P<number>\d[\d,]*)"
     r"|(?P<bar>\d+)%\|[^|]*\| *(?P<done>\d+)/|[\[ ](?P<of>\d+) ?/ ?\d+\b",
     re.I,
 )
 LONG = 2000  # characters
 ALONE = re.compile(r"[\[(]?(?:it|iter|step|epoch|ep)[ :=_]*\d+\b.{0,80}\d", re.I)  # `it 450 | 2.100`
 LOOKS_LIKE_TRAINING = re.compile(
-    r"\b(?:loss|lr|ppl|acc\w*|tok\w*/s\w*|mfu|eta|wps|grad_?norm|samples?/s\w*|bpb|psnr|reward|it/s|s/it|tok/sec|elapsed|dt|time)\b|it/s|s/it|\d%\|"
+    r"\b(?:loss|lr|ppl|acc\w*|tok\w*/s\w*|mfu|eta|wps|grad_?norm|samples?/s\w*|bpb|psnr|reward|it/s|s/it|tok/sec|elapsed|dt|time)\b|it/s|s/it|\d%[|\]]"
     r"|\d/\d|损失|学习率",
     re.I,
 )

@@ -10,7 +10,8 @@ from typing import Any
 
 from training.diagnose import catalogue, structured
 from training.diagnose.advice import advice, filled, of_end, values
-from training.diagnose.catalogue import NONE, UNKNOWN
+from training.diagnose.catalogue import NONE, RAISED, UNKNOWN
+from training.diagnose.health import BROKEN_OFF, NO_SIGN
 from training.diagnose.judge import OWN, Event, Judgement, judge
 from training.diagnose.line import shown
 from training.diagnose.scan import scan
@@ -21,7 +22,22 @@ from training.rundir import RunDir, read_json
 
 SHOWN_LINES = 10
 SCHEMA_VERSION = 1
-NOTHING = {"en": "there is no text in it", "zh": "里面没有文本"}
+TEXTS = {
+    "empty": {"en": "the log is empty", "zh": "日志是空的"},
+    "binary": {"en": "it is a binary file, not a log", "zh": "这是二进制文件，不是日志"},
+    BROKEN_OFF: {
+        "en": "the log ends in the middle of a progress bar; no failure before that",
+        "zh": "日志在进度条中间被截断；在此之前没有失败",
+    },
+    NO_SIGN: {
+        "en": "nothing in it is recognised: no known failure, and no sign of a training that went well",
+        "zh": "没有可识别的内容：既没有已知的失败，也没有训练正常的迹象",
+    },
+    "no end": {
+        "en": "steps are counted up to the end of the log; it shows no end of the training",
+        "zh": "直到日志末尾步数都在增加；日志中没有训练结束的标志",
+    },
+}
 
 
 def diagnose(paths: Sequence[Path | None], language: str) -> dict[str, Any]:
@@ -32,6 +48,7 @@ def diagnose(paths: Sequence[Path | None], language: str) -> dict[str, Any]:
         return _of_run(end, run, plan, language)
     own = structured.reported(run) if run else []
     stories: list[Story] = []
+    binary = 0
     for path in paths:
         logs: Sequence[Path | None] = [path]
         errors: Sequence[Path] = []
@@ -42,12 +59,20 @@ def diagnose(paths: Sequence[Path | None], language: str) -> dict[str, Any]:
             name = str(log.relative_to(path) if path and log != path else log.name) if log else ""
             rank = rank_of(name, alone=len(paths) == len(logs) == 1)
             with contextlib.closing(Source(log, rank)) as source:  # one at a time: a folder may hold more than may be open
-                stories.append(read(source, scan(source)))
-    record = _record(judge(stories, own), run, plan, language)
-    if record["cause"] == NONE and not any(story.lines for story in stories):
-        record |= {"confidence": "low", "summary": NOTHING[language]}
-    elif record["cause"] == NONE and run and (doing := structured.alive(run)):
+                if source.binary:
+                    binary += 1
+                else:
+                    stories.append(read(source, scan(source)))
+    found = judge(stories, own)
+    nothing = found.cause == UNKNOWN and (found.event is None or found.event.role in (NO_SIGN, BROKEN_OFF))
+    doing = structured.alive(run) if run and (nothing or found.cause == NONE) else ""
+    if nothing and doing:
+        found = Judgement(NONE)
+    record = _record(found, run, plan, language)
+    if doing:
         record["summary"] = doing
+    elif nothing and not any(story.lines for story in stories):
+        record["summary"] = TEXTS["binary" if binary else "empty"][language]
     return record
 
 
@@ -122,12 +147,24 @@ def _summary(found: Judgement, groups: dict[str, str], language: str) -> str:
         return says[0]
     if found.event and found.event.text and found.event.role == OWN:
         return shown(found.event.text.splitlines()[0])
-    if found.cause == UNKNOWN and found.event:
-        return shown(found.event.line.text.strip())
+    if found.event and found.event.role in TEXTS:
+        return TEXTS[found.event.role][language]
+    if found.cause in (UNKNOWN, RAISED) and found.event:
+        where = f" ({found.event.where})" if found.event.where else ""
+        return shown(_message(found.event)) + where
     if found.cause == NONE and found.recovered:
         times = {"en": "{n} failure(s) were overcome: training went on after them", "zh": "出现过 {n} 次错误，但之后训练继续进行"}
         return times[language].format(n=len(found.recovered))
+    if found.cause == NONE and found.confidence != "high":
+        return TEXTS["no end"][language]
     return _title(found.cause, language)
+
+
+def _message(event: Event) -> str:
+    """An exception without a message is named with the assertion that raised it."""
+    thrown = event.thrown
+    text = event.line.text.strip()
+    return f"{text}: {thrown.asserted.text.strip()}" if thrown and thrown.asserted and thrown.end is event.line else text
 
 
 def _around(event: Event) -> list[str]:

@@ -22,8 +22,10 @@ from training.errors import Exit, Problem, UserError
 
 CHUNK = 1 << 20  # bytes
 HEAD = 4096
+MAGIC = 16  # bytes that tell the kind of a binary file
 MOST_FILES = 4096  # of a folder
 COLOUR = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
+CONTROL = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f]")
 LINE_END = re.compile(rb"[\r\n]")
 NO_LOGS = {".json", ".jsonl", ".py", ".pyc", ".yaml", ".yml", ".html", ".md", ".csv", ".sh", ".toml", ".cfg", ".argv", ".env", ".stacks"}
 NO_FOLDERS = {"checkpoints", "tb_logger", "wandb", "hangs", "heartbeat"}
@@ -58,6 +60,8 @@ class Source:
         self.rank, self.since = rank, since
         self.name = str(path) if path else "standard input"
         self.file = _opened(path)
+        self.binary = is_binary(self.file.read(HEAD))
+        self.file.seek(0)
 
     def chunks(self) -> Iterator[Chunk]:
         self.file.seek(self.since)
@@ -121,9 +125,16 @@ def wide(head: bytes) -> str | None:
             return encoding if encoding.startswith("utf-16") else None
     for start, encoding in ((1, "utf-16-le"), (0, "utf-16-be")):
         half = head[start::2]
-        if len(half) > 8 and half.count(0) > 0.7 * len(half):
+        if len(half) > 8 and half.count(0) > 0.7 * len(half) and head.count(0) < 0.75 * len(head):
             return encoding
     return None
+
+
+def is_binary(head: bytes) -> bool:
+    """From its first bytes on, control characters beside those of texts and terminals. Leading zeros are those of a log that was
+    truncated while it was written; a log that ends in garbage begins with text."""
+    head = head.lstrip(b"\0")
+    return CONTROL.search(head[:MAGIC]) is not None and len(CONTROL.findall(head)) > max(8, 0.05 * len(head))
 
 
 def _narrow(file: IO[bytes], encoding: str) -> IO[bytes]:

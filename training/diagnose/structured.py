@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from training import heartbeat, standing
-from training.diagnose import scan, source
-from training.diagnose.catalogue import NONE, ROOT, UNKNOWN, causes
+from training.diagnose import scan, source, traceback
+from training.diagnose.catalogue import CASCADE, EVIDENCE, NONE, RAISED, ROOT, UNKNOWN, causes
 from training.diagnose.judge import OWN, UNLISTED, Event
 from training.diagnose.line import Line, shown
 from training.errors import Exit
@@ -90,7 +90,7 @@ def of_files(paths: Iterable[Path]) -> Iterable[Event]:
             continue
         text, rank, time = _ours(facts) if "guilty_rank" in facts else _torchs(facts, path)
         if text:
-            yield _event(text, rank, time, path)
+            yield _event(text, rank, time, path, facts.get("where") or None)
 
 
 def _ours(facts: dict[str, Any]) -> tuple[str, int | None, float | None]:
@@ -116,13 +116,19 @@ def _rank_of_folder(path: Path) -> int | None:
     return int(path.parent.name) if path.parent.name.isdigit() else source.rank_of(str(path))
 
 
-def _event(text: str, rank: int | None, time: float | None, path: Path) -> Event:
-    line = Line(_line_of(path, text), shown(text.splitlines()[0] if text else ""), rank, text, 0)
+def _event(text: str, rank: int | None, time: float | None, path: Path, where: str | None) -> Event:
+    lines = [Line(number, one, rank, one, number) for number, one in enumerate(text.splitlines(), 1)]
+    first = lines[0].text if lines else ""
+    embedded = [t for t in traceback.read(lines) if t.end]
+    if embedded and embedded[-1].end:  # what a worker raised, where the rank only waited for it
+        first, where = embedded[-1].end.text, embedded[-1].where
+    line = Line(_line_of(path, text), shown(first), rank, text, 0)
     known = scan.recognised(text)
-    if not known:
-        return Event(UNKNOWN, UNLISTED, line, rank, time, text=text, file=path)
+    if not known or (known[0].role in (CASCADE, EVIDENCE) and embedded):
+        cause = RAISED if traceback.EXCEPTION.match(first) else UNKNOWN
+        return Event(cause, UNLISTED, line, rank, time, text=text, file=path, place=where)
     role = OWN if known[0].role == ROOT else known[0].role
-    return Event(known[0].cause, role, line, rank, time, text=text, file=path)
+    return Event(known[0].cause, role, line, rank, time, text=text, file=path, place=where)
 
 
 def _line_of(path: Path, text: str) -> int:

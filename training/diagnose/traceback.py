@@ -33,6 +33,10 @@ NEW_MESSAGE = re.compile(
     r"|(?:srun|slurmstepd)\S*: |--|====)"
 )
 LIBRARY = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>")
+NO_FILE = ("<frozen ", "<string>", "<stdin>")  # frames of no file that could be opened
+# An exception that is raised again elsewhere, with the traceback of its process in its message.
+EMBEDDED = re.compile(r"^Original Traceback \(most")
+SPAWNED = re.compile(r"^-- Process \d+ terminated with the following error:")
 
 
 @dataclass
@@ -46,6 +50,7 @@ class Traceback:
     code: set[int] = field(default_factory=set)  # offsets of lines that quote source code
     asserted: Line | None = None  # the quoted line of an assertion that says nothing else
     before: Traceback | None = None  # the exception from which this one came
+    carries: bool = False  # raised where somebody waited; `before` is what happened
     harmless: bool = False  # printed, and nobody dies of it
     in_thread: bool = False  # it ends its thread only
     last: int = 0  # the offset of the last line that belongs to it
@@ -56,9 +61,10 @@ class Traceback:
 
     @property
     def where(self) -> str | None:
-        """The innermost frame of a file that is no library's."""
-        own = [f for f in self.frames if not any(mark in f for mark in LIBRARY)]
-        return (own or self.frames or [None])[-1]  # type: ignore[list-item]
+        """The innermost frame of a file that is no library's; else of any file."""
+        files = [f for f in self.frames if not f.startswith(NO_FILE)]
+        own = [f for f in files if not any(mark in f for mark in LIBRARY)]
+        return (own or files or [None])[-1]  # type: ignore[list-item]
 
     @property
     def caller(self) -> str:
@@ -75,11 +81,23 @@ def read(lines: Sequence[Line]) -> list[Traceback]:
     for index, line in enumerate(lines):
         if HEAD.search(line.text):
             one = _one(lines, index)
-            one.before, one.harmless = _linked(lines, index, found), _said_before(lines, index, HARMLESS)
+            outer = _carrier(lines, index, found)
+            one.before, one.harmless = None if outer else _linked(lines, index, found), _said_before(lines, index, HARMLESS)
             one.in_thread = _said_before(lines, index, THREAD)
             one.harmless = one.harmless or bool(one.before and one.before.harmless)
+            if outer:
+                outer.before, outer.carries = one, True
             found.append(one)
     return found
+
+
+def _carrier(lines: Sequence[Line], index: int, found: Sequence[Traceback]) -> Traceback | None:
+    """The exception in whose message this traceback is quoted."""
+    rank = lines[index].rank
+    near = [line.text for line in lines[max(0, index - 2) : index] if line.rank == rank]
+    if not EMBEDDED.match(lines[index].text) and not any(SPAWNED.match(text) for text in near):
+        return None
+    return next((t for t in reversed(found) if t.rank == rank and t.end), None)
 
 
 def _one(lines: Sequence[Line], index: int) -> Traceback:

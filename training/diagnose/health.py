@@ -1,0 +1,99 @@
+"""Logs in which no failure is found. Only evidence of a training that went well makes one healthy: it ended in a known way, or its
+steps were counted and gave results up to the end. Everything else is unknown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from training.diagnose.catalogue import NONE, UNKNOWN
+from training.diagnose.line import Line
+from training.diagnose.progress import Mark
+from training.diagnose.story import Story
+
+# What was found, in place of the role of a text.
+CUT = "cut"  # the log ends in the middle of a failure that it does not tell
+BROKEN_OFF = "broken off"  # the log ends in the middle of a progress bar
+NO_SIGN = "no sign"  # neither a known failure, nor a sign of a training that went well
+
+STEPS = 2  # increases of one count: three steps in a row
+EPOCH = re.compile(r"ep(?:och)?s?$")  # two of them are enough
+# Bars and counts are also those of downloads: a training has a result.
+RESULT = re.compile(
+    r"(?:\b(?:train|val(?:id(?:ation)?)?|test|wer|cer|bleu|dice|iou|f1)|loss|ppl|perplexity|acc(?:uracy)?|psnr|reward|bpb|mAP|mfu|error|err)"
+    r"\b[\"']?(?: is| of)?[\s:=|]{0,12}[-+]?[\d.]*\d"
+    r"|\bsav(?:ed|ing)\b.{0,40}(?:model|checkpoint|weights|state|\.pt|\.ckpt|\.safetensors)|损失",
+    re.I,
+)
+END = re.compile(r"^wandb: .*\(success\)|^Early stopping\b|\bexited (?:normally|successfully)\b", re.I)  # beside progress.FINISHED
+GIVES_UP = re.compile(
+    r"^(?:panic|(?:fatal )?error|fatal|critical|FATAL|ERROR|CRITICAL): "
+    r"|^(?:exit|exited)(?: (?:status|code|with(?: code)?))?:? [1-9]\d{0,2}$"
+)
+BAR = re.compile(r"\d%\|")
+TROUBLE = re.compile(
+    r"\b(?:error|fatal|panic(?:ked)?|fail(?:ed|ure|s)?|exception|abort(?:ed)?|killed|denied|not found|cannot|can't|unable)\b|错误|失败",
+    re.I,
+)
+
+
+@dataclass(frozen=True)
+class Look:
+    """`line`: what a person should read first; `sure`: the log shows the training's end."""
+
+    cause: str
+    found: str = ""
+    line: Line | None = None
+    story: Story | None = None
+    sure: bool = False
+
+
+def look(stories: Sequence[Story]) -> Look:
+    for story in stories:
+        if line := _gave_up(story):
+            return Look(UNKNOWN, CUT, line, story)
+    if any(_finished(story) for story in stories):
+        return Look(NONE, sure=True)
+    for story in stories:
+        if line := _cut_bar(story):
+            return Look(UNKNOWN, BROKEN_OFF, line, story)
+    if any(_counted(story.marks) for story in stories) and any(RESULT.search(line.text) for s in stories for line in s.lines):
+        return Look(NONE)
+    first = next((story for story in stories if story.lines), None)
+    return Look(UNKNOWN, NO_SIGN, _telling(first) if first else None, first)
+
+
+def _gave_up(story: Story) -> Line | None:
+    """The first line after the last step, and after a regular end, that a program prints when it fails."""
+    last = max([story.ends_well, *(m.offset for m in story.marks)])
+    return next((line for line in story.lines if line.offset > last and GIVES_UP.search(line.text)), None)
+
+
+def _finished(story: Story) -> bool:
+    return story.ends_well >= 0 or any(END.search(line.text) for line in story.lines)
+
+
+def _counted(marks: Sequence[Mark]) -> bool:
+    """Whether a count of one rank has risen several times in a row."""
+    last: dict[tuple[str, int | None], tuple[int, int]] = {}
+    for mark in marks:
+        number, row = last.get((mark.name, mark.rank), (mark.number, 0))
+        row = row + 1 if mark.number > number else row if mark.number == number else 0
+        last[mark.name, mark.rank] = mark.number, row
+        if row >= (1 if EPOCH.match(mark.name) else STEPS):
+            return True
+    return False
+
+
+def _cut_bar(story: Story) -> Line | None:
+    """The last line where it is a progress bar that was cut off: bars before it end in `]`, and it does not."""
+    if len(story.lines) < 2 or not BAR.search(story.lines[-1].raw) or story.lines[-1].raw.rstrip().endswith("]"):
+        return None
+    whole = any(BAR.search(line.raw) and line.raw.rstrip().endswith("]") for line in story.lines[-20:-1])
+    return story.lines[-1] if whole else None
+
+
+def _telling(story: Story) -> Line | None:
+    """The last line with a word of trouble, else the last one."""
+    return next((line for line in reversed(story.lines) if TROUBLE.search(line.text)), story.lines[-1] if story.lines else None)
