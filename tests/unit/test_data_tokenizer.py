@@ -7,16 +7,21 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from training.config.schema import Config
 from training.data import bpe, tokenizer
 from training.data.corpus import find
-from training.data.prepare import ensure
+from training.data.prepare import MERGING, ensure
 from training.data.read import Piece
 from training.data.tokenizer import Bytes, Tokenizer
+from training.engine import manifest
 from training.errors import UserError
+from training.rundir import RunDir
+from training.tasks.gpt import planning
 
 Write = Callable[..., str]
 TEXTS = [
@@ -80,12 +85,6 @@ def test_any_bytes_come_back_from_bytes() -> None:
     assert (tokenizer.VOCAB, tokenizer.BOS, tokenizer.PADDED_VOCAB) == (257, 256, 320)
 
 
-def test_text_that_is_no_utf8_is_counted(tmp_path: Path) -> None:
-    words = tokenizer.load(str(ranks(tmp_path)))
-    (ids,) = words.encode_documents([b"a\xffb"])
-    assert (words.decode(ids.tolist()), words.replaced) == ("a\ufffdb", 1)
-
-
 @pytest.mark.parametrize("chosen", ["bytes", "bpe", "json", "tiktoken"])
 def test_a_prepared_folder_is_enough(chosen: str, write: Write, tmp_path: Path, home: Path) -> None:
     write("a.txt", "\n".join(TEXTS) * 20)
@@ -106,9 +105,34 @@ def test_a_prepared_folder_is_enough(chosen: str, write: Write, tmp_path: Path, 
     assert words.byte_lengths()[tokens].sum() == source.total_bytes
 
 
+def test_a_short_text_gives_a_small_model(tmp_path: Path) -> None:
+    words = bpe.train(["the cat sat on the mat"] * 9, 200_000, tmp_path)
+    assert words.vocab < 320 and words.padded_vocab == tokenizer.padded(words.vocab) == 320
+    assert tokenizer.vocab_of("bpe", 200_000) == 200_000, "the most that it may be"
+    assert "--vocab_size is 200000" in tokenizer.fewer("bpe", 200_000, words.padded_vocab)
+    assert not tokenizer.fewer("bpe", 320, 320) and not tokenizer.fewer("bytes", 8192, 320)
+
+
+@pytest.mark.parametrize(
+    "text", ["abc" * 100_000, "训练模型" * 70_000, "+-*/" * 70_000, " " * 300_000], ids=["letters", "han", "signs", "spaces"]
+)
+def test_one_line_without_words_is_learned_in_time(text: str, tmp_path: Path) -> None:
+    words = bpe.train([text], 300, tmp_path)
+    (ids,) = words.encode_documents([text])
+    assert words.decode(ids.tolist()) == text and len(ids) < len(text.encode())
+
+
+def test_merging_is_no_silence(write: Write, tmp_path: Path) -> None:
+    chance, told = random.Random(1), []
+    source, _ = find(write("a.txt", "".join(chance.choices("abcdefgh", k=200_000))))
+    assert source
+    ensure(source, "text", tmp_path / "cache", lambda what, done, total: told.append((what, done, total)), chosen="bpe", vocab_size=300)
+    assert (MERGING, 200_000, 200_000) in told
+
+
 def test_the_planned_vocabulary_is_the_one_that_is_made(tmp_path: Path, home: Path) -> None:
     assert tokenizer.vocab_of("bytes", 0) == Bytes().padded_vocab
-    assert tokenizer.vocab_of("bpe", 5000) == bpe.train(["too short"], 5000, home).padded_vocab == 5056
+    bpe.train(["too short"], 5000, home)
     for path in (home / "tokenizer.json", ranks(home)):
         assert tokenizer.vocab_of(str(path), 0) == tokenizer.load(str(path)).padded_vocab
 
@@ -181,3 +205,19 @@ def test_a_bad_line_ends_the_learning_with_its_place(write: Write, tmp_path: Pat
     assert source
     with pytest.raises(UserError, match=r"a\.jsonl:2: not JSON"):
         ensure(source, "text", tmp_path / "cache", chosen="bpe", vocab_size=300)
+
+
+def test_a_resumed_run_is_planned_with_the_tokens_that_it_found(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoints" / "step_00000004"
+    folder.mkdir(parents=True)
+    manifest.write(folder, dict.fromkeys(manifest.KEYS[:-1], 0) | {"format": manifest.FORMAT, "step": 4, "shape": {"vocab": 384}})
+
+    def planned(**now: object) -> int:
+        asked = {"tokenizer": "bpe", "vocab_size": 200_000}
+        resumed = {name: (value, "the run") for name, value in asked.items()}
+        request = SimpleNamespace(config=Config(**asked | now), resume_from=RunDir(tmp_path / "run"), resumed=resumed)  # type: ignore[arg-type]
+        return planning._vocab(request)  # type: ignore[arg-type]
+
+    assert planned() == 384
+    assert planned(vocab_size=1000) == tokenizer.padded(1000)
+    assert planned(tokenizer="bytes") == 320

@@ -135,6 +135,7 @@ class Config:
         gpt=True,
     )
     text_field: str = option("text", "data", "the key or column that holds the text in .jsonl and .parquet", unit="name", gpt=True)
+    encoding: str = option("utf-8", "data", "of the text files that are not UTF-8: gbk, big5, latin-1, utf-16, …", unit="name", gpt=True)
     tokenizer: str = option(
         "bytes", "data", "bytes, bpe (trained on the data), or a tokenizer.json or .tiktoken file to load", unit="path", gpt=True
     )

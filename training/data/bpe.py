@@ -27,6 +27,13 @@ from training.errors import Problem, UserError
 
 # GPT-4's split: contractions, words with one leading space, at most three digits, punctuation, lines, spaces.
 SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# The same for a vocabulary that is learned here, with bounded words: learning is quadratic in the length of a word, and a line without
+# spaces would be one.
+WORD = 32  # characters
+LEARNED_SPLIT = (
+    rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}{{1,{WORD}}}|\p{{N}}{{1,3}}"
+    rf"| ?[^\s\p{{L}}\p{{N}}]{{1,{WORD}}}[\r\n]{{0,{WORD}}}|\s{{0,{WORD}}}[\r\n]{{1,{WORD}}}|\s{{1,{WORD}}}(?!\S)|\s{{1,{WORD}}}"
+)
 BATCH = 1 << 20  # bytes of text that are tokenized at once, on all cores
 Tokens = npt.NDArray[Any]
 
@@ -46,13 +53,7 @@ class _Batched(Tokenizer):
         yield from self._encode(waiting)
 
     def _encode(self, pieces: list[Piece]) -> Iterator[Tokens]:
-        texts = []
-        for piece in pieces:
-            try:
-                texts.append(piece.content.decode())
-            except UnicodeDecodeError:
-                self.replaced += 1
-                texts.append(piece.content.decode("utf-8", "replace"))
+        texts = [piece.content.decode("utf-8", "replace") for piece in pieces]  # what is read from files is UTF-8
         for piece, ids in zip(pieces, self._ids(texts), strict=True):
             yield np.array([self.bos, *ids] if piece.first else ids, f"<u{self.token_bytes}")
 
@@ -168,13 +169,14 @@ def _ranks(path: Path) -> dict[bytes, int]:
     return ranks
 
 
-def train(texts: Iterable[str], vocab_size: int, folder: Path) -> Learned:
-    """A byte-level BPE vocabulary of `vocab_size` ids, the separator among them, saved in `folder`."""
+def train(texts: Iterable[str], vocab_size: int, folder: Path, waiting: Callable[[], None] = lambda: None) -> Learned:
+    """A byte-level BPE vocabulary of at most `vocab_size` ids, the separator among them, saved in `folder`. `waiting` is called now and
+    then while it is learned."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     library = import_module("tokenizers")
     inner = library.Tokenizer(library.models.BPE())
     parts = [
-        library.pre_tokenizers.Split(library.Regex(SPLIT), "isolated"),
+        library.pre_tokenizers.Split(library.Regex(LEARNED_SPLIT), "isolated"),
         library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
     ]
     inner.pre_tokenizer = library.pre_tokenizers.Sequence(parts)
@@ -185,15 +187,14 @@ def train(texts: Iterable[str], vocab_size: int, folder: Path) -> Learned:
         initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    _interruptible(lambda: inner.train_from_iterator(iter(texts), trainer))
+    _interruptible(lambda: inner.train_from_iterator(iter(texts), trainer), waiting)
     inner.save(str(folder / tokenizer.JSON))
-    # The planned size, also when the text is too short for so many merges.
-    found = inner.get_vocab_size(with_added_tokens=True)
-    return Learned(folder / tokenizer.JSON, f"bpe, {found} tokens, trained on the data", padded(vocab_size))
+    found = inner.get_vocab_size(with_added_tokens=True)  # fewer than asked for when the text is too short for so many merges
+    return Learned(folder / tokenizer.JSON, f"bpe, {found} tokens, trained on the data", padded(found))
 
 
-def _interruptible(work: Callable[[], None]) -> None:
-    """Run it in a thread and wait: the library does not look at signals for minutes, and Ctrl-C must end the program."""
+def _interruptible(work: Callable[[], None], waiting: Callable[[], None]) -> None:
+    """Run it in a thread and wait, with a call of `waiting` a few times a second: the library does not look at signals for minutes, and Ctrl-C must end the program."""
     failure: list[BaseException] = []
 
     def run() -> None:
@@ -206,5 +207,6 @@ def _interruptible(work: Callable[[], None]) -> None:
     thread.start()
     while thread.is_alive():
         thread.join(0.2)
+        waiting()
     if failure:
         raise failure[0]

@@ -8,6 +8,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.data.encoding import is_plain
 from training.errors import Problem
 
 STDLIB = "stdlib"
@@ -20,17 +21,20 @@ STDLIB_WITHOUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", 
 
 @dataclass(frozen=True)
 class Source:
-    """The files of a corpus in a fixed order; `name` is for people and folder names."""
+    """The files of a corpus in a fixed order; `name` is for people and folder names; `encoding`: of the text files that are not UTF-8,
+    "" where all have to be."""
 
     name: str
     files: tuple[Path, ...]
     total_bytes: int
+    encoding: str = ""
 
 
-def find(data: str, origin: str = "") -> tuple[Source | None, Problem | None]:
-    """The source behind a `data` value, or what is wrong with it; `origin` tells where the value came from."""
+def find(data: str, origin: str = "", encoding: str = "") -> tuple[Source | None, Problem | None]:
+    """The source behind a `data` value, or what is wrong with it; `origin` tells where the value came from; `encoding`: of the files that are not UTF-8."""
     if data == STDLIB:
         return _stdlib()
+    name_of_encoding = "" if not encoding or is_plain(encoding) else encoding
     path = Path(os.path.expanduser(data))  # noqa: PTH111 – Path.expanduser raises for an unknown user
     said = f"data is {data!r}" + (f" ({origin})" if origin else "")
     allowed = f"a {NAMED} file, a folder of them, or stdlib"
@@ -42,7 +46,7 @@ def find(data: str, origin: str = "") -> tuple[Source | None, Problem | None]:
         files = [f for f in _walk(path, SUFFIXES, set()) if f.is_file() or not f.exists()]
         if not files:
             return None, Problem(f"{said}: no {NAMED} file in this folder", allowed, fixes)
-    elif path.name.endswith(SUFFIXES) and path.is_file():
+    elif path.name.lower().endswith(SUFFIXES) and path.is_file():
         files = [path]
     else:
         return None, Problem(f"{said}: not a {NAMED} file", allowed, fixes)
@@ -57,8 +61,8 @@ def find(data: str, origin: str = "") -> tuple[Source | None, Problem | None]:
     if total == 0:
         return None, Problem(f"{said}: empty", "some text", fixes)
     name = path.resolve().name
-    suffix = next((s for s in sorted(SUFFIXES, key=len, reverse=True) if name.endswith(s)), path.resolve().suffix)
-    return Source(name.removesuffix(suffix) or name or "data", tuple(files), total), None
+    suffix = next((s for s in sorted(SUFFIXES, key=len, reverse=True) if name.lower().endswith(s)), path.resolve().suffix)
+    return Source(name[: len(name) - len(suffix)] or name or "data", tuple(files), total, name_of_encoding), None
 
 
 def _stdlib() -> tuple[Source | None, Problem | None]:
@@ -74,5 +78,5 @@ def _walk(root: Path, suffixes: tuple[str, ...], without: set[str]) -> list[Path
     found = []
     for folder, inner, names in os.walk(root):
         inner[:] = sorted(d for d in inner if d not in without and not d.startswith("."))
-        found += [Path(folder, n) for n in sorted(names) if n.endswith(suffixes) and not n.startswith(".")]
+        found += [Path(folder, n) for n in sorted(names) if n.lower().endswith(suffixes) and not n.startswith(".")]
     return found

@@ -32,7 +32,7 @@ def missing(files: Iterable[Path], tokenizer: str) -> list[Problem]:
         needs["tokenizers"] = "--tokenizer=bpe needs tokenizers"
     for name in [str(tokenizer), *map(str, files)]:
         for suffix, package, does in FORMS:
-            if name.endswith(suffix) and package not in needs:
+            if name.lower().endswith(suffix) and package not in needs:
                 needs[package] = f"{name} needs {package} ({does})"
     lacking = [text for package, text in needs.items() if importlib.util.find_spec(package) is None]
     if not lacking:

@@ -26,7 +26,7 @@ from training.data.shards import Writer
 from training.data.tokenizer import BOS, BYTES, PADDED_VOCAB, Tokenizer
 from training.errors import Problem, UserError
 
-FORMAT = 2
+FORMAT = 3
 SHARD_TOKENS = 1 << 27
 # One document in twenty is for validation; when that gives no sensible share (few or one huge document), the last
 # twentieth of all tokens.
@@ -38,7 +38,7 @@ COMPRESSION = 4  # a guess, for that draw only
 PROBE = "Hello World, it's 12345!\n\tnaïve – 训练 данные 🙂  x = [1]\n"
 
 Progress = Callable[[str, int, int], None]  # what is done, bytes done, bytes in all
-TOKENIZING, CHECKING, LEARNING = "preparing", "checking", "learning the vocabulary of"
+TOKENIZING, CHECKING, LEARNING, MERGING = "preparing", "checking", "learning the vocabulary of", "merging the tokens of"
 
 
 def silent(what: str, done: int, total: int) -> None:
@@ -89,6 +89,8 @@ def fingerprint(source: Source, text_field: str, chosen: str = BYTES, vocab_size
         digest.update(f"\0bpe {vocab_size}".encode())
     elif chosen != BYTES:
         digest.update(b"\0" + hashlib.sha256(tokenizer.expanded(chosen).read_bytes()).digest())
+    if source.encoding:
+        digest.update(f"\0encoding {source.encoding}".encode())
     for file in source.files:
         facts = file.stat()
         digest.update(f"\0{file.resolve()}\0{facts.st_size}\0{facts.st_mtime_ns}".encode("utf-8", "surrogateescape"))
@@ -165,8 +167,6 @@ def _write(source: Source, text_field: str, work: Path, folder: Path, progress: 
     finally:
         train.drop()
         val.drop()
-    if words.replaced:
-        console.warning(f"data {source.name}: {words.replaced} pieces of text are no UTF-8; U+FFFD stands for the bytes that are none")
     file = words.save(work)
     facts = (words.name, words.padded_vocab, words.token_bytes, words.bos, SHARD_TOKENS)
     made = Prepared(str(folder), source.name, count, train.tokens, val.tokens, *facts)
@@ -223,25 +223,29 @@ def _learn(source: Source, text_field: str, vocab_size: int, work: Path, progres
     """A vocabulary of the training documents; of a large corpus, from a part drawn evenly."""
     from training.data import bpe
 
-    guess = sum(f.stat().st_size * (COMPRESSION if f.suffix in (".gz", ".zst", ".parquet") else 1) for f in source.files)
+    guess = sum(f.stat().st_size * (COMPRESSION if f.suffix.lower() in (".gz", ".zst", ".parquet") else 1) for f in source.files)
     share = min(1.0, LEARN_BYTES / max(1, guess))
-    learned = total = 0
+    learned = total = done = 0
 
     def texts() -> Iterator[str]:
-        nonlocal learned, total
+        nonlocal learned, total, done
         document = -1
         for number, piece in enumerate(documents(source, text_field)):
             document += piece.first
             total += len(piece.content)
-            progress(LEARNING, piece.done, source.total_bytes)
+            done = piece.done
+            progress(LEARNING, done, source.total_bytes)
             drawn = zlib.crc32(b"learn %d" % number) < share * (1 << 32) and learned < LEARN_BYTES
             if drawn and not (document and for_validation(document)):  # the first document may be the only one
                 learned += len(piece.content)
                 yield piece.content.decode("utf-8", "replace")
 
-    words = bpe.train(texts(), vocab_size, work)
-    fewer = f" (asked for: {vocab_size}; the text has no more)" if words.vocab < vocab_size else ""
-    console.info(f"learned {words.vocab} tokens{fewer} from {learned / 1e6:.0f} MB of {total / 1e6:.0f} MB of text")
+    def waiting() -> None:  # the text is read; what is left has no end in sight
+        if done >= source.total_bytes:
+            progress(MERGING, done, source.total_bytes)
+
+    words = bpe.train(texts(), vocab_size, work, waiting)
+    console.info(f"learned {words.vocab} tokens from {learned / 1e6:.0f} MB of {total / 1e6:.0f} MB of text")
     return words
 
 

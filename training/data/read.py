@@ -6,16 +6,18 @@ that names file and line; nothing is skipped or guessed.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
 import shlex
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from training.data import encoding
 from training.data.corpus import Source
 from training.errors import Problem, UserError
 
@@ -38,39 +40,53 @@ class _Damaged(Exception):
 
 
 def documents(source: Source, text_field: str) -> Iterator[Piece]:
-    """All documents in the order of the files. Raises UserError."""
+    """All documents in the order of the files, in UTF-8. Raises UserError."""
     before = 0
-    for file in source.files:
+    for number, file in enumerate(source.files):
         try:
             size = file.stat().st_size
-            for content, first, done in _pieces_of(file, size, text_field):
+            for content, first, done in _pieces_of(file, size, text_field, source.encoding):
                 yield Piece(content, first, before + min(done, size))
+        except encoding.NotUtf8 as found:
+            raise UserError(encoding.problems([found, *_also_not_utf8(source.files[number + 1 :])])) from None
         except OSError as error:
             raise UserError(Problem(f"{file} can not be read: {error.strerror or error}", "a readable file")) from None
         before += size
 
 
-def _pieces_of(file: Path, size: int, text_field: str) -> Iterator[Piece]:
-    """The pieces of one file; `done` counts its own bytes."""
-    form = _form(file)
-    if not size and file.suffix in (".gz", ".zst", ".parquet"):
-        raise UserError(Problem(f"{file}: damaged file: it is empty, a {file.suffix} file never is", "the whole file"))
+def _pieces_of(file: Path, size: int, text_field: str, name: str) -> Iterator[Piece]:
+    """The pieces of one file; `done` counts its own bytes. `name`: the encoding, where it is not UTF-8."""
+    form, suffix = _form(file), file.suffix.lower()
+    if not size and suffix in (".gz", ".zst", ".parquet"):
+        raise UserError(Problem(f"{file}: damaged file: it is empty, a {suffix} file never is", "the whole file"))
     if form == ".txt":
-        yield from _text(file)
+        yield from _text(file, name)
         return
-    for content, done in _json_lines(file, text_field) if form == ".jsonl" else _parquet(file, size, text_field):
+    for content, done in _json_lines(file, text_field, name) if form == ".jsonl" else _parquet(file, size, text_field):
         if len(content) < PIECE:
             yield Piece(content, True, done)
         else:
             yield from (Piece(piece, number == 0, done) for number, piece in enumerate(pieces(io.BytesIO(content))))
 
 
-def _text(file: Path) -> Iterator[Piece]:
+def _text(file: Path, name: str) -> Iterator[Piece]:
     done = 0
-    with _opened(file) as (text, raw):
+    with _opened(file, name) as (text, raw):
         for number, piece in enumerate(_told(pieces(text), file)):
+            if not encoding.is_utf8(piece):
+                raise encoding.NotUtf8(file, str(file), piece)
             done = done + len(piece) if raw is text else raw.tell()
             yield Piece(piece, number == 0, done)
+
+
+def _also_not_utf8(files: Sequence[Path]) -> Iterator[encoding.NotUtf8]:
+    """Of the files that have not been read yet, by their beginning."""
+    for file in files:
+        if _form(file) == ".parquet":
+            continue
+        with contextlib.suppress(OSError, EOFError, zlib.error, _Damaged), _opened(file) as (text, _):
+            if not encoding.is_utf8(piece := next(pieces(text))):
+                yield encoding.NotUtf8(file, str(file), piece)
 
 
 def pieces(file: BinaryIO) -> Iterator[bytes]:
@@ -102,7 +118,7 @@ def _between_characters(text: bytes) -> int:
 
 def _form(file: Path) -> str:
     """What the content is: .jsonl, .parquet, or .txt for any other text."""
-    name = file.name.removesuffix(".gz").removesuffix(".zst")
+    name = file.name.lower().removesuffix(".gz").removesuffix(".zst")
     return ".jsonl" if name.endswith(".jsonl") else ".parquet" if name.endswith(".parquet") else ".txt"
 
 
@@ -110,15 +126,21 @@ def _form(file: Path) -> str:
 
 
 class _opened:
-    """(content, file): the same object when nothing is compressed; the file tells how far it has been read."""
+    """(content, file): the same object when nothing is compressed or decoded; the file tells how far it has been read.
 
-    def __init__(self, file: Path) -> None:
+    `name`: the encoding of a file that is not UTF-8 as a whole; "": it is not asked.
+    """
+
+    def __init__(self, file: Path, name: str = "") -> None:
+        decode = name and not _is_utf8(file)
         self.raw: BinaryIO = file.open("rb")
         self.content: BinaryIO = self.raw
-        if file.suffix == ".gz":
+        if file.suffix.lower() == ".gz":
             self.content = gzip.GzipFile(fileobj=self.raw)  # type: ignore[assignment]
-        elif file.suffix == ".zst":
+        elif file.suffix.lower() == ".zst":
             self.content = io.BufferedReader(_Zstandard(self.raw), 1 << 16)
+        if decode:
+            self.content = io.BufferedReader(encoding.Decoded(self.content, name), 1 << 16)
 
     def __enter__(self) -> tuple[BinaryIO, BinaryIO]:
         return self.content, self.raw
@@ -126,6 +148,11 @@ class _opened:
     def __exit__(self, *error: object) -> None:
         self.content.close()
         self.raw.close()
+
+
+def _is_utf8(file: Path) -> bool:
+    with _opened(file) as (text, _):
+        return all(map(encoding.is_utf8, _told(pieces(text), file)))
 
 
 class _Zstandard(io.RawIOBase):
@@ -170,21 +197,26 @@ def _told(items: Iterator[Any], file: Path) -> Iterator[Any]:
             count += 1
             yield item
     except (gzip.BadGzipFile, EOFError, zlib.error, _Damaged) as error:
-        what = "Zstandard" if file.suffix == ".zst" else "gzip"
+        what = "Zstandard" if file.suffix.lower() == ".zst" else "gzip"
         where = f" after line {count}" if _form(file) == ".jsonl" else ""
         raise UserError(Problem(f"{file}: damaged {what} file{where}: {error}", "the whole file, compressed once more")) from None
+    except UnicodeDecodeError as error:
+        what = f"{file}: neither UTF-8 nor {error.encoding} (--encoding)"
+        raise UserError(Problem(what, "text in that encoding or in UTF-8", [f"file {shlex.quote(str(file))}"])) from None
 
 
 # ── many documents in a file ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _json_lines(file: Path, text_field: str) -> Iterator[tuple[bytes, int]]:
+def _json_lines(file: Path, text_field: str, name: str) -> Iterator[tuple[bytes, int]]:
     position = 0
-    with _opened(file) as (lines, raw):
+    with _opened(file, name) as (lines, raw):
         for number, line in enumerate(_told(iter(lambda: lines.readline(MAX_LINE + 1), b""), file), 1):
             if len(line) > MAX_LINE:
                 raise UserError(Problem(f"{file}:{number}: a line of more than {MAX_LINE} bytes", "one JSON object a line"))
             position = position + len(line) if raw is lines else raw.tell()
+            if not encoding.is_utf8(line):
+                raise encoding.NotUtf8(file, f"{file}:{number}", line)
             if line.strip():
                 yield _record_text(f"{file}:{number}", line, text_field), position
 

@@ -12,7 +12,7 @@ from training import console, resume, rundir
 from training.config.batch import Batch
 from training.config.schema import Config
 from training.data import corpus, extras, length, tokenizer
-from training.data.prepare import Prepared, ensure
+from training.data.prepare import MERGING, Prepared, ensure
 from training.errors import Exit, Problem, UserError
 from training.asked import ROOT
 
@@ -24,7 +24,7 @@ def prepare(run: rundir.RunDir, plan: dict[str, Any], cache: Path = CACHE) -> Pr
     """Prepare (or find) the data and publish it. Raises UserError; the failure is published too, so nobody waits."""
     config, batch = Config(**plan["config"]), Batch(**plan["batch"])
     try:
-        source, problem = corpus.find(config.data, plan["origins"]["data"])
+        source, problem = corpus.find(config.data, plan["origins"]["data"], config.encoding)
         if source is None:
             assert problem
             raise UserError(problem)
@@ -33,6 +33,8 @@ def prepare(run: rundir.RunDir, plan: dict[str, Any], cache: Path = CACHE) -> Pr
             raise UserError(problems)
         shown = _Shown(source.name)
         data = ensure(source, config.text_field, cache, shown, chosen=config.tokenizer, vocab_size=config.vocab_size)
+        if note := tokenizer.fewer(config.tokenizer, config.vocab_size, data.vocab):
+            console.info(note)
         if warning := resume.check_data(run, data):
             console.warning(warning)
         steps = length.of_text(config, batch, data, **resume.position(run, data))
@@ -77,11 +79,12 @@ class _Shown:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.last = time.monotonic()
+        self.begun = self.last = time.monotonic()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         now = time.monotonic()
         if now - self.last >= SAY_EVERY_S:
             self.last = now
-            console.info(f"{what} data {self.name}: {done / 1e6:.0f} of {total / 1e6:.0f} MB ({100 * done // max(1, total)} %)")
+            far = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB ({100 * done // max(1, total)} %)"
+            console.info(f"{what} data {self.name}: {f'{now - self.begun:.0f} s so far' if what == MERGING else far}")
             sys.stderr.flush()

@@ -47,16 +47,12 @@ def padded(vocab: int) -> int:
 
 
 class Tokenizer(ABC):
-    """`name` for people; `vocab`: ids 0 … vocab-1, the separator `bos` among them; `padded_vocab`: rows of the embedding.
-
-    `replaced` counts pieces of text that were no UTF-8 and got U+FFFD in places (never with bytes).
-    """
+    """`name` for people; `vocab`: ids 0 … vocab-1, the separator `bos` among them; `padded_vocab`: rows of the embedding."""
 
     name: str
     vocab: int
     padded_vocab: int
     bos: int
-    replaced = 0
 
     @property
     def token_bytes(self) -> int:
@@ -133,7 +129,7 @@ def load(tokenizer: str, name: str = "", padded_vocab: int = 0) -> Tokenizer:
     from training.data import bpe
 
     path = expanded(tokenizer)
-    kind = bpe.Ranks if path.suffix == ".tiktoken" else bpe.Learned
+    kind = bpe.Ranks if path.suffix.lower() == ".tiktoken" else bpe.Learned
     ids = _facts(path)[0]
     found = kind(path, name or f"{path.name}, {ids} tokens", padded_vocab or padded(ids))
     if found.vocab > found.padded_vocab:
@@ -149,7 +145,8 @@ def expanded(tokenizer: str) -> Path:
 
 
 def vocab_of(tokenizer: str, vocab_size: int) -> int:
-    """Rows of the embedding (a multiple of 64) that a value of `--tokenizer` leads to, in some milliseconds.
+    """Rows of the embedding (a multiple of 64) that a value of `--tokenizer` leads to, in some milliseconds; of bpe the most that it can
+    be, since a short text gives fewer.
 
     Raises UserError for a file that is no tokenizer; `check` says it with the origin of the value.
     """
@@ -162,6 +159,13 @@ def vocab_of(tokenizer: str, vocab_size: int) -> int:
     return padded(_facts(expanded(tokenizer))[0])
 
 
+def fewer(tokenizer: str, vocab_size: int, rows: int) -> str:
+    """A note where the text of a bpe tokenizer gave fewer tokens than were asked for, or nothing. `rows`: of the embedding."""
+    if tokenizer != BPE or rows >= padded(vocab_size):
+        return ""
+    return f"--vocab_size is {vocab_size}, and the text has fewer different tokens: the model has {rows} rows for them"
+
+
 def check(tokenizer: str, origin: str = "") -> list[Problem]:
     """What is wrong with a value of `--tokenizer`; `origin` tells where it came from."""
     if tokenizer in (BYTES, BPE):
@@ -171,7 +175,7 @@ def check(tokenizer: str, origin: str = "") -> list[Problem]:
         return [Problem(f"{said}: a folder", ALLOWED, [f"--tokenizer={shlex.quote(os.path.join(tokenizer, JSON))}"])]
     if not path.is_file():
         return [Problem(f"{said}: no such file", ALLOWED, list(FIXES))]
-    if path.suffix not in (".json", ".tiktoken"):
+    if path.suffix.lower() not in (".json", ".tiktoken"):
         return [Problem(f"{said}: not a .json or .tiktoken file", ALLOWED, list(FIXES))]
     try:
         _facts(path)
@@ -191,7 +195,7 @@ def _facts(path: Path) -> tuple[int, str]:
 @functools.lru_cache(maxsize=4)
 def _read_facts(path: Path, changed: int, size: int) -> tuple[int, str]:
     content = path.read_bytes()
-    return (tiktoken_ids(content) + 1, "") if path.suffix == ".tiktoken" else _json_facts(content)
+    return (tiktoken_ids(content) + 1, "") if path.suffix.lower() == ".tiktoken" else _json_facts(content)
 
 
 def tiktoken_ids(content: bytes) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from training.asked import command
 from training.config import batch
 from training.config.schema import Config
-from training.data import corpus, extras, tokenizer
+from training.data import corpus, encoding, extras, tokenizer
 from training.errors import Problem
 
 SIZES = ("device_batch_size", "total_batch_size", "max_seq_len")
@@ -15,8 +15,9 @@ SIZES = ("device_batch_size", "total_batch_size", "max_seq_len")
 
 def check(config: Config, origins: Mapping[str, str], installed: bool) -> tuple[corpus.Source | None, list[Problem]]:
     """The text to train on, and what is wrong with it or its tokenizer."""
-    source, problem = corpus.find(config.data, origins["data"])
-    problems = ([problem] if problem else []) + tokenizer.check(config.tokenizer, origins["tokenizer"])
+    problems = encoding.check(config.encoding, origins["encoding"])
+    source, problem = corpus.find(config.data, origins["data"], "" if problems else config.encoding)
+    problems += ([problem] if problem else []) + tokenizer.check(config.tokenizer, origins["tokenizer"])
     if installed:
         problems += extras.missing(source.files if source else (), config.tokenizer)
     return source, problems

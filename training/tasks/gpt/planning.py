@@ -7,17 +7,28 @@ from pathlib import Path
 
 from training import resume
 from training.config import batch
-from training.data.tokenizer import vocab_of
+from training.data.tokenizer import BPE, vocab_of
+from training.engine import manifest
 from training.host import fit, memory
 from training.host.decide import Choice
 from training.plan_common import Decided
 from training.request import Request
 
 
+def _vocab(request: Request) -> int:
+    """Rows of the embedding. A bpe vocabulary has fewer than planned where the text is short: a run that keeps its --vocab_size keeps
+    what it found."""
+    config, run, asked = request.config, request.resume_from, ("tokenizer", "vocab_size")
+    planned = vocab_of(config.tokenizer, config.vocab_size)
+    saved = manifest.newest(run.checkpoints) if run and config.tokenizer == BPE else None
+    same = saved is not None and all(request.resumed.get(name, (None,))[0] == getattr(config, name) for name in asked)
+    return min(planned, int(saved["shape"].get("vocab", planned))) if saved and same else planned
+
+
 def decide(request: Request, device: str, precision: Choice, compiled: Choice, room: int | None) -> Decided:
     """`room`: free bytes for one rank."""
     config, ranks = request.config, request.ranks
-    vocab = vocab_of(config.tokenizer, config.vocab_size)
+    vocab = _vocab(request)
     shape = {"depth": config.depth, "vocab": vocab, "max_seq_len": config.max_seq_len}
     notes = resume.check_model(request, shape) if request.resume_from else []
     asked = memory.Load(
