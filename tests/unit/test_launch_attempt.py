@@ -264,6 +264,26 @@ def test_a_rank_that_finishes_while_it_is_looked_at_is_not_gone(run: RunDir, mon
     assert gone.look(read_all(run.heartbeats)) is None
 
 
+@pytest.mark.parametrize(
+    ("phase", "step", "still"),
+    [("backward", 9, True), ("backward", 1, False), ("forward", 9, False), ("checkpoint", 9, False), ("evaluation", 9, False)],
+)
+def test_only_ranks_that_wait_for_others_stand_still(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, phase: str, step: int, still: bool
+) -> None:
+    """What a frozen supervisor of another machine is judged by: a rank that evaluates is long in its phase by itself."""
+    writer = Heartbeat(run.heartbeat(0), 0)
+    for writer.step in range(1, step + 1):
+        writer.beat("fetch")
+    writer.beat(phase)
+    (beat,) = read_all(run.heartbeats)
+    later = beat.monotonic_ns + 9 * 10**9
+    monkeypatch.setattr("time.monotonic_ns", lambda: later)
+    watch = RanksWatch(run, PLAN, Team(range(1), 1))
+    assert limits.still_s([beat], watch) == (9.0 if still else 0.0)
+    assert limits.still_s([], watch) == 0.0
+
+
 # ── between two attempts ─────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -17,7 +17,7 @@ import pytest
 from tests.unit.monitor_runs import GIB, PATIENCE_S, ROOT, Made, dead_pid, look, old, text_of
 from training import heartbeat, rundir
 from training.host import gpus
-from training.monitor import records, screen, state
+from training.monitor import machine, records, screen, state
 from training.monitor.screen import View
 
 # States
@@ -103,6 +103,14 @@ def test_a_rank_alone_keeps_the_run_alive(made: Made) -> None:
 def test_torchrun_is_the_only_known_process(made: Made) -> None:
     rundir.write_json(made.run.supervisor, {"pid": dead_pid(), "started": made.at + 1, "ranks": [{"rank": None, "pid": os.getpid()}]})
     assert look(made.run)["run"]["state"] == "starting"
+
+
+def test_a_look_that_fails_kills_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(pid: int) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("psutil.Process", fails)
+    assert machine.alive(os.getpid(), time.time()) and not machine.alive(2**22 + 1, time.time())
 
 
 def test_zombie_is_not_alive(made: Made) -> None:

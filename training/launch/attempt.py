@@ -271,7 +271,7 @@ class Attempt:
         elif self._asked_at is not None and now - self._asked_at > limits.STALL_S and self._silent(beats):
             self.outcome.killed = True
             self._kill()
-        for lost in self.line.watch(min((b.age_s for b in beats if b.phase != heartbeat.FINISHED), default=0.0)) if self.line else []:
+        for lost in self.line.watch(limits.still_s(beats, self._watch)) if self.line else []:
             self._lose(lost)
         # Whom do they all wait for? While another machine does not answer, it is not known that it is a rank.
         answered = self.line is None or not self.line.overdue()

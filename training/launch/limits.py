@@ -10,6 +10,7 @@ from pathlib import Path
 from training import heartbeat
 from training.errors import Exit
 from training.heartbeat import STEP_PHASES, Beat
+from training.watch import phases
 from training.watch.budget import FIRST_STEPS, OWN
 from training.watch.finding import HANG, Finding
 from training.watch.sight import proc
@@ -49,6 +50,18 @@ def patience_s(beat: Beat, asked: Exit, watch: RanksWatch) -> float:
     budget = watch.budget_s(beat)
     first = beat.phase in STEP_PHASES and beat.step < beat.first_step + FIRST_STEPS  # compilers, allocators, caches
     return max(usual, budget if first or heartbeat.kind(beat.phase) in OWN else min(budget, NOTICE_S))
+
+
+def still_s(beats: Sequence[Beat], watch: RanksWatch) -> float:
+    """For how long all ranks here have waited for others, and longer than they usually do. One that evaluates, saves or fetches data
+    may be in its phase for long by itself."""
+    working = [beat for beat in beats if beat.phase != heartbeat.FINISHED]
+    return min((beat.age_s if _waits_too_long(beat, watch) else 0.0 for beat in working), default=0.0)
+
+
+def _waits_too_long(beat: Beat, watch: RanksWatch) -> bool:
+    by_itself = heartbeat.kind(beat.phase) in OWN or (beat.phase in STEP_PHASES and beat.step < beat.first_step + FIRST_STEPS)
+    return phases.waits(beat.phase) and beat.age_s > (watch.budget_s(beat) if by_itself else watch.patience_s(beat))
 
 
 class Gone:

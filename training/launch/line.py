@@ -98,8 +98,8 @@ class Line(ABC):
 
     def watch(self, still_s: float) -> list[Lost]:
         """Once a turn of the loop while ranks run: pings when it is time, and gives the nodes that have just been found silent, each
-        once. `still_s`: so long no rank of this machine has moved. A frozen supervisor on a machine that can be reached ends nothing
-        as long as they do: then those over there do too. It is said."""
+        once. `still_s`: for that long all ranks of this machine have waited for others. A frozen supervisor on a machine that can be
+        reached ends nothing as long as they do not: its ranks train. A warning says so."""
         now = time.monotonic()
         passed, self._turned = min(now - self._turned, TURN_S), now
         due = now - self._pinged > PING_S

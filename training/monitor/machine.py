@@ -27,10 +27,10 @@ def alive(pid: int | None, seen: float) -> bool:
     try:
         process = psutil.Process(pid)
         return process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) and process.create_time() <= seen + CLOCK_SLACK_S
-    except psutil.AccessDenied:
-        return True
-    except (psutil.Error, OSError, OverflowError):
+    except (psutil.NoSuchProcess, OverflowError):
         return False
+    except (psutil.Error, OSError):  # another user's, or no descriptor was left to look at it: one failed look proves nothing
+        return Path(f"/proc/{pid}").exists()
 
 
 def belongs(pid: int, family: set[int]) -> bool:

@@ -41,6 +41,7 @@ class Watch:
         self._history, self._events = History(run.metrics), Tail(run.events)
         self._warnings: deque[dict[str, Any]] = deque(maxlen=WARNINGS)
         self._restarts: list[float] = []
+        self._beats: dict[int, heartbeat.Beat] = {}  # the last of each rank
         self._warned = 0
         self._total: int | None = None  # steps, as the newest start has said
         self._epochs: int | None = None  # the same
@@ -180,7 +181,8 @@ class Watch:
 
     def _ranks(self, plan: State | None, supervisor: State, since: float) -> list[dict[str, Any]]:
         """One entry a rank, also for those that have not said anything yet; beats of an earlier start do not count."""
-        beats = {b.rank: b for b in heartbeat.read_all(self.run.heartbeats) if b.wall_time >= since}
+        self._beats |= {b.rank: b for b in heartbeat.read_all(self.run.heartbeats)}  # one that cannot be read now is not absent
+        beats = {rank: beat for rank, beat in self._beats.items() if beat.wall_time >= since}
         pids = {whole(dig(r, "rank")): whole(dig(r, "pid")) for r in items(supervisor.get("ranks"))}
         numbers = {*range(min(whole(dig(plan, "ranks")) or 0, 4096)), *beats, *(r for r in pids if r is not None)}
         out = []
