@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -286,7 +287,16 @@ def test_it_is_made_once(run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: py
 def test_a_report_that_fails_is_one_warning(run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     with_report(run, monkeypatch, "print('reading'); raise ValueError('metrics.jsonl: no records')").close(0)
     said = capfd.readouterr().err
-    assert said.count("\n") == 1 and said.endswith("no report was made: left with status 1: ValueError: metrics.jsonl: no records\n")
+    assert said.count("[") == 1 and "no report was made: left with status 1: ValueError: metrics.jsonl: no records\n" in said
+
+
+def test_a_killed_report_leaves_the_command_that_makes_it(run: RunDir, monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
+    with_report(run, monkeypatch, "import os; os.kill(os.getpid(), 9)").close(0)
+    monkeypatch.undo()
+    append_json(run.metrics, {"step": 1, "loss": 2.2, "time": 1.0})
+    killed, fix = log.read_text().splitlines()
+    assert killed.endswith("no report was made: killed by SIGKILL") and fix.startswith("    try: ")
+    assert fix.endswith(f"training.report {shlex.quote(str(run.path))}"), "the folder has a space"
 
 
 @pytest.mark.parametrize("code", [Exit.DONE, Exit.PREEMPTED])

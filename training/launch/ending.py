@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from typing import Any
 
@@ -35,11 +36,11 @@ class Ending:
         if not self.plan["config"].get("report") or self._empty():
             self._forget_old()
             return False
-        command = [sys.executable, str(ROOT / "lib/run_module.py"), "training.report", str(self.run.path), "--quiet"]
+        command = [sys.executable, str(ROOT / "lib/run_module.py"), "training.report", str(self.run.path)]
         limit_s = PREEMPTED_S if code == Exit.PREEMPTED else REPORT_S
-        wrong, said = errand.run(command, spawn.clean_environment(ours=True), b"", limit_s, self._wishes, nice=NICE)
+        wrong, said = errand.run([*command, "--quiet"], spawn.clean_environment(ours=True), b"", limit_s, self._wishes, nice=NICE)
         if wrong:
-            console.warning(f"no report was made: {_with_last_line(wrong, said)}")
+            console.warning(f"no report was made: {_with_last_line(wrong, said)}\n    try: {shlex.join(command)}")
             self._forget_old()
         return not wrong
 
