@@ -100,7 +100,7 @@ def _prepare(run: rundir.RunDir, plan: dict[str, Any], line: Line | None) -> Non
 
 
 def _together(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, line: Line, token: str) -> int:
-    """On several machines. When a rank fails anywhere, every machine stops and shows the same card; node 0 decides what comes next."""
+    """On several machines. They end together; when a rank fails anywhere, every machine stops, and node 0 decides what comes next."""
     recovery, first = Recovery(run, plan), run.own == run.path
     while True:
         attempt = Attempt(run, plan, line.go(), token, line)
@@ -109,20 +109,21 @@ def _together(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, line: Li
         outcome = attempt.go()
         code = verdict.exit_code(outcome)
         if not outcome.guilty and not outcome.killed:
-            line.tell({"ended": int(code)})
-            return _regular_end(run, plan, ending, code, recovery.finish()) if first else _node_end(run, code)
+            return _regular_end(run, plan, ending, outcome, recovery.finish()) if first else _node_end(run, code, outcome)
         own = {"node": plan["place"]["node_rank"]} | verdict.failure(outcome, run, plan)
-        record = line.settle(own)
+        record = own if outcome.killed else line.settle(own)
         _keep_failure(run, record, plan["created"])
-        console.error(f"training failed\n{card.of_run(record)}")
-        chosen = recovery.choose(record, outcome, line.missing()) if first else None
-        order = line.decide({"changes": chosen.changes, "why": chosen.why} if chosen else None)
+        chosen = recovery.choose(record, outcome, line.missing()) if first and _may_help(run, outcome, record) else None
+        order = line.decide({"changes": chosen.changes, "why": chosen.why} if chosen else None, int(recovery.stopped or 0))
         if order is None:
-            return int(recovery.stopped or record["exit_code"])
+            if stopped := recovery.stopped or line.stopped:
+                return int(stopped)
+            _tell(run, outcome, record, recovery.given_up)
+            return int(record["exit_code"])
         if chosen:
             recovery.begin(chosen)
         else:
-            recovery.follow(order)
+            recovery.follow(order, record)
         if store.changed(run):
             store.prepare(run, plan)
 
@@ -136,7 +137,7 @@ def _attempts(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, stages: 
             outcome = attempt.go()
             code = verdict.exit_code(outcome)
             if not outcome.guilty and not outcome.killed:
-                return _regular_end(run, plan, ending, code, recovery.finish())
+                return _regular_end(run, plan, ending, outcome, recovery.finish())
             if not outcome.blocked and _lacks_libuv(run, plan, outcome):
                 continue
             record = verdict.failure(outcome, run, plan)
@@ -144,8 +145,12 @@ def _attempts(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, stages: 
                 ending.begun = False
                 console.warning(f"{record['summary']}; {run.name} is what it was (exit {int(code)})")
                 return int(code)
-            if not _tell(run, plan, outcome, record, analyse="--analyse" in stages) or not recovery.again(record, outcome):
-                return int(recovery.stopped or code)
+            _keep_failure(run, record, plan["created"])
+            if not _may_help(run, outcome, record) or not recovery.again(record, outcome):
+                if recovery.stopped:
+                    return int(recovery.stopped)
+                _tell(run, outcome, record, recovery.given_up, analyse="--analyse" in stages)
+                return int(code)
             if store.changed(run):
                 wishes.unless_asked(lambda: store.prepare(run, plan))
             if recovery.asked_to_stop():
@@ -157,23 +162,30 @@ def _unbegun(run: rundir.RunDir, plan: dict[str, Any]) -> bool:
     return plan["resume"] and not standing.stepped_since(run, plan["created"]) and plan_files.give_back(run)
 
 
-def _tell(run: rundir.RunDir, plan: dict[str, Any], outcome: Outcome, record: dict[str, Any], *, analyse: bool) -> bool:
-    """Keep and show a failure. False: it is none that a restart could help against."""
-    code = record["exit_code"]
-    _keep_failure(run, record, plan["created"])
-    if outcome.torn_down:
-        console.warning(f"training finished, then a rank was aborted (exit {code})\n{card.of_run(record)}")
+def _may_help(run: rundir.RunDir, outcome: Outcome, record: dict[str, Any]) -> bool:
+    """Is it a failure that a restart could help against? It is noted."""
+    if outcome.killed or outcome.torn_down or verdict.stopped_early(outcome):
         return False
-    if outcome.ours and code in (Exit.CONFIG, Exit.RESOURCES):  # the rank has said what is wrong
-        return False
-    if outcome.killed or verdict.stopped_early(outcome):
-        console.warning(f"{record['summary']} (exit {code})")
+    if outcome.ours and record["exit_code"] in (Exit.CONFIG, Exit.RESOURCES):
         return False
     run.event("failure", cause=record["cause"], rank=record["rank"], text=record["summary"])
-    console.error(f"training failed\n{card.of_run(record)}")
+    return True
+
+
+def _tell(run: rundir.RunDir, outcome: Outcome, record: dict[str, Any], given_up: str, *, analyse: bool = False) -> None:
+    """The end of a run that failed or was stopped. `given_up`: why it is not started again, where that was asked for."""
+    code = record["exit_code"]
+    if outcome.torn_down:
+        console.warning(f"training finished, then a rank was aborted (exit {code})\n{card.of_run(record)}")
+        return
+    if outcome.killed or verdict.stopped_early(outcome):
+        console.warning(f"{record['summary']} (exit {code})")
+        return
+    if outcome.ours and code in (Exit.CONFIG, Exit.RESOURCES):  # the rank has said what is wrong
+        return
+    console.error(f"training failed{f', {given_up}' if given_up else ''}\n{card.of_run(record)}")
     if analyse:
         console.info(f"analysis\n{analysis(run)}")
-    return True
 
 
 def _lacks_libuv(run: rundir.RunDir, plan: dict[str, Any], outcome: Outcome) -> bool:
@@ -197,15 +209,17 @@ def _keep_failure(run: rundir.RunDir, record: dict[str, Any], created: float) ->
         run.forget_before(created)
 
 
-def _node_end(run: rundir.RunDir, code: int) -> int:
+def _node_end(run: rundir.RunDir, code: int, outcome: Outcome) -> int:
     text = f"this machine's ranks have ended; the run is node 0's, what each rank said here: {run.ranks}/"
-    console.success(text) if code == Exit.DONE else console.warning(f"stopped on request (exit {int(code)}); {text}")
+    how = "" if outcome.ours else verdict.statuses(outcome)
+    console.success(text) if code == Exit.DONE else console.warning(f"stopped on request{how} (exit {int(code)}); {text}")
     return code
 
 
-def _regular_end(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, code: int, recovered: str = "") -> int:
+def _regular_end(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, outcome: Outcome, recovered: str = "") -> int:
+    code = verdict.exit_code(outcome)
     if team.is_script(plan):
-        return _script_end(run, plan, code)
+        return _script_end(run, plan, code, outcome)
     ending.report(code)
     text = summary.render(run, plan)
     if code == Exit.DONE:
@@ -216,7 +230,7 @@ def _regular_end(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, code:
     return code
 
 
-def _script_end(run: rundir.RunDir, plan: dict[str, Any], code: int) -> int:
+def _script_end(run: rundir.RunDir, plan: dict[str, Any], code: int, outcome: Outcome) -> int:
     seconds = time.time() - plan["created"]
     ranks = f"{plan['ranks']} rank{'s' if plan['ranks'] > 1 else ''}"
     status = "finished" if code == Exit.DONE else "stopped"
@@ -224,7 +238,8 @@ def _script_end(run: rundir.RunDir, plan: dict[str, Any], code: int) -> int:
     if code == Exit.DONE:
         console.success(f"script finished: {ranks} ended with status 0 after {seconds:.1f} s; what each said: {run.ranks}/")
     else:
-        console.warning(f"script stopped on request (exit {int(code)}); what each rank said: {run.ranks}/")
+        who = "on request" if outcome.asked != Exit.DONE else "by itself"
+        console.warning(f"script stopped {who}{verdict.statuses(outcome)} (exit {int(code)}); what each rank said: {run.ranks}/")
     return code
 
 

@@ -33,7 +33,7 @@ def test_after_a_killed_rank_the_run_goes_on_and_nothing_is_different(launch: La
     run = launch(*ENHANCED, **SAVING, inject="kill@rank=1,step=23").ok()
     assert run.losses == whole.losses, "bit for bit"
     assert "recovery: at most 2 restarts in a row" in run.output
-    assert "restarting (1 of 2) from step 20: 3 steps lost\n" in run.output and "resumed from step_00000020" in run.output
+    assert "restarting from step 20 (1 of 2), 3 steps lost\n" in run.output and "resumed from step_00000020" in run.output
     assert "training finished after 1 restart (killed by SIGKILL at step 23)" in run.output
     (restart,), (recovered,) = events(run, "restart"), events(run, "recovered")
     told = {name: restart[name] for name in ("attempt", "kind", "rank", "step", "resumes_at", "steps_lost", "changes")}
@@ -49,7 +49,7 @@ def test_out_of_memory_goes_on_with_a_smaller_batch_and_the_same_steps(launch: L
     sizes = {"total_batch_size": 512, "device_batch_size": 8, "save_every": 5, "precision": "fp32", "optimizer": "adamw"}
     whole = launch(*LAUNCH, **sizes).ok()
     run = launch(*ENHANCED, **sizes, inject="oom@rank=1,step=7,above=2,attempt=any").ok()
-    assert "out of memory on rank 1: device_batch_size 8 → 4, the same 512 tokens per step with 2 × accumulation" in run.output
+    assert "with device_batch_size 8 → 4, the same 512 tokens per step with 2 × accumulation" in run.output
     assert "device_batch_size 4 → 2, the same 512 tokens" in run.output
     assert run.losses == pytest.approx(whole.losses, rel=1e-5), "the same sequences in each step, added up in another order"
     assert configured(run, "device_batch_size") == 2 and configured(run, "total_batch_size") == 512
@@ -73,8 +73,8 @@ def test_out_of_memory_with_one_sequence_is_the_end(launch: Launch) -> None:
 def test_a_data_loader_that_keeps_failing_gets_fewer_workers(launch: Launch) -> None:
     run = launch(*ENHANCED, num_workers=2, inject="worker_kill@rank=0,call=3,attempt=any").ok()
     assert "dataloader_worker_died: RuntimeError: DataLoader worker (pid" in run.output
-    assert "restarting (1 of 2) from the beginning" in run.output
-    assert "the data loader of rank 0 has failed again: num_workers 2 → 0, the ranks read the data themselves" in run.output
+    assert "restarting from the beginning (1 of 2)" in run.output
+    assert "with num_workers 2 → 0, since the data loader has failed again; the ranks read the data themselves" in run.output
     assert [r["changes"].get("num_workers") for r in events(run, "restart")] == [None, [2, 0]]
     assert configured(run, "num_workers") == 0
     assert "training finished after 2 restarts (dataloader_worker_died at step 1, 2 times)" in run.output
@@ -88,14 +88,14 @@ def test_a_hang_is_ended_and_the_run_goes_on(launch: Launch, once: Launch) -> No
     (restart,) = events(run, "restart")
     assert (restart["cause"], restart["kind"], restart["rank"], restart["step"]) == ("hang", "hang", 1, 12)
     assert restart["seconds_lost"] >= 3
-    assert "restarting (1 of 1) from step 10: 2 steps lost" in run.output
+    assert "restarting from step 10 (1 of 1), 2 steps lost" in run.output
 
 
 @pytest.mark.slow
 def test_two_equal_failures_at_one_step_are_the_end(launch: Launch) -> None:
     run = launch(*ENHANCED, save_every=2, inject="kill@rank=1,step=7,attempt=any")
     assert run.wait() == 4
-    assert "restarting (1 of 2) from step 6: 1 step lost" in run.output
+    assert "restarting from step 6 (1 of 2), 1 step lost" in run.output
     assert "given up: the second failure at step 7" in run.output
     assert run.failure["kind"] == "died" and run.failure["step"] == 7
     assert "restarts" not in run.summary
@@ -157,7 +157,8 @@ def test_several_machines_start_again_together(launch: Launch, once: Launch, fau
     second.run = RunDir(first.run.path, 1)
     assert (first.wait(), second.wait()) == (0, 0), first.output[-3000:] + second.output[-3000:]
     assert first.losses == (whole.losses if size == 8 else pytest.approx(whole.losses, rel=1e-5))
-    assert "from step 5: 2 steps lost" in first.output and "training finished after 1 restart" in first.output
+    assert "restarting from step 5" in first.output and "2 steps lost" in first.output
+    assert "training finished after 1 restart" in first.output
     assert "restarting with the other machines" in second.output
     assert [configured(node, "device_batch_size") for node in nodes] == [size, size]
     assert not first.run.failure.exists() and not second.run.failure.exists()

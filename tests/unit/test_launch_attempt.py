@@ -39,6 +39,7 @@ PLAN: dict[str, Any] = {
     "ranks": 1,
     "master_port": 0,
     "gpus": [],
+    "retries": {"value": 0},
 }
 # What a rank does first: `beat(phase)` publishes.
 RANK = f"""
@@ -202,12 +203,95 @@ def test_a_rank_that_not_even_sigkill_ends_is_left(run: RunDir, monkeypatch: pyt
     assert outcome.blocked == text and text in capfd.readouterr().err
 
 
-def test_where_a_rank_can_not_be_ended_nothing_is_started_again(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
+def test_where_a_rank_can_not_be_ended_nothing_is_started_again(run: RunDir) -> None:
     plan = PLAN | {"retries": {"value": 2, "reason": ""}, "place": {"node_rank": 0, "nnodes": 1}}
     facts = {"cause": "unknown", "kind": "died", "rank": 0, "status": -9, "step": 3, "phase": "", "summary": "killed", "time": 0.0}
     outcome = Outcome(guilty=(0, -9), blocked="rank 1 (pid 7) can not be ended: it is blocked in the kernel")
-    assert Recovery(run, plan).choose(facts, outcome) is None
-    assert "not restarted: rank 1 (pid 7) can not be ended" in capfd.readouterr().err
+    tried = Recovery(run, plan)
+    assert tried.choose(facts, outcome) is None
+    assert tried.given_up.startswith("not restarted: rank 1 (pid 7) can not be ended")
+
+
+# ── asked to stop ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def pair(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """Two ranks; `rank`, `beat`, and `sleep()` until it is ended."""
+
+    def go(code: str, *, script: bool, stop: int = 0) -> Outcome:
+        begin = RANK.replace('"rank0.bin", 0', 'f"rank{rank}.bin", rank').replace("beat =", "rank = int(os.environ['RANK'])\nbeat =")
+        begin += "sleep = lambda: time.sleep(600)\n"
+        command = [sys.executable, "-c", begin + textwrap.dedent(code), str(run.path)]
+        monkeypatch.setattr(team, "command", lambda *_: command)
+        plan = PLAN | {"ranks": 2, "script": {"args": []} if script else None}
+        tried = Attempt(run, plan, Team(range(2), 2, "127.0.0.1", 1), uuid.uuid4().hex)
+
+        def ask() -> None:
+            if len(list(run.path.glob("ready*"))) == 2:
+                tried.each_pass = lambda: None
+                os.kill(os.getpid(), stop)
+
+        tried.each_pass = ask if stop else tried.each_pass
+        return tried.go()
+
+    return go
+
+
+@pytest.mark.parametrize(
+    ("end", "stop", "code", "told"),
+    [
+        ("lambda *_: os._exit(0)", signal.SIGTERM, Exit.PREEMPTED, ": rank 0, 1 ended with status 0"),
+        ("lambda *_: os._exit(rank)", signal.SIGTERM, Exit.PREEMPTED, ": rank 0 ended with status 0; rank 1 left with status 1"),
+        ("signal.SIG_DFL", signal.SIGUSR1, Exit.PREEMPTED, ": rank 0, 1 killed by SIGUSR1"),
+        ("lambda *_: os._exit(0)", signal.SIGINT, Exit.INTERRUPTED, ": rank 0, 1 ended with status 0"),
+    ],
+)
+def test_a_script_that_was_asked_to_stop_has_not_failed(
+    run: RunDir, handlers: None, pair: Callable[..., Outcome], end: str, stop: int, code: Exit, told: str
+) -> None:
+    """Nor has it finished: who has ended it decides the code, its own status is shown."""
+    body = f"signal.signal({int(stop)}, {end})\nPath(sys.argv[1], f'ready{{rank}}').touch()\nsleep()"
+    outcome = pair(body, script=True, stop=stop)
+    assert (outcome.guilty, outcome.killed, verdict.exit_code(outcome)) == (None, False, code)
+    assert verdict.statuses(outcome) == told
+
+
+def test_a_script_s_rank_that_leaves_as_if_asked_has_failed_unless_all_do(
+    pair: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "PEER_GRACE_S", 0.5)
+    alone = pair("sys.exit(75) if rank else sleep()", script=True)
+    assert alone.guilty == (1, 75) and verdict.exit_code(alone) == Exit.TRAINING
+    assert alone.death and alone.death.how == "left with status 75"
+    monkeypatch.undo()
+
+
+def test_ranks_of_a_script_that_all_leave_as_if_asked_pass_it_on(pair: Callable[..., Outcome]) -> None:
+    both = pair("sys.exit(75)", script=True)
+    assert both.guilty is None and verdict.exit_code(both) == Exit.PREEMPTED
+
+
+@pytest.mark.parametrize(("status", "number"), [(75, signal.SIGTERM), (130, signal.SIGINT)])
+def test_a_rank_of_ours_that_leaves_alone_as_asked_takes_the_others_with_it(
+    run: RunDir, handlers: None, pair: Callable[..., Outcome], status: int, number: int
+) -> None:
+    """At once, by the same signal; what they can no longer do without it is no failure."""
+    outcome = pair(
+        f"""
+        beat("forward")
+        signal.signal({int(number)}, lambda *_: os._exit(1))
+        Path(sys.argv[1], f"ready{{rank}}").touch()
+        while rank and not Path(sys.argv[1], "ready0").exists(): time.sleep(0.01)
+        sys.exit({status}) if rank else sleep()
+        """,
+        script=False,
+    )
+    assert (outcome.left, outcome.guilty, outcome.killed) == (1, None, True)
+    assert sorted(outcome.ended) == [(0, 1), (1, status)], "it was asked, not killed"
+    assert verdict.exit_code(outcome) == status
+    record = verdict.failure(outcome, run, PLAN)
+    assert record["kind"] == "asked" and record["summary"].startswith("rank 1 was asked to stop and left without the others")
 
 
 # ── how long ranks get ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -305,6 +389,6 @@ def test_asked_to_stop_between_two_attempts(
     plan |= {"command": {"script": "launch_train.sh"}, "origins": dict.fromkeys(("out_dir", "log_dir"), "default")}
     assert supervise._attempts(run, plan, Ending(run, plan), set(), "") == code
     said = capfd.readouterr().err
-    assert "restarting (1 of 2) from the beginning" in said
+    assert "restarting from the beginning (1 of 2)" in said
     assert f"{name}: stopped before the restart; step 0 is saved (exit {code})" in said
     assert not run.failure.exists()

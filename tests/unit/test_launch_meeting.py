@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import select
+import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -14,7 +15,8 @@ import pytest
 from tests.conftest import wait_until
 from training.errors import Exit, UserError
 from training.launch import meeting
-from training.launch.line import SILENT, Lost
+from training.launch.line import SILENT, Line, Lost
+from training.launch.others import Others, asked
 from training.launch.place import NODE, Place
 from training.launch.team import QUIET_PORTS, free_port, listen
 from training.launch.wire import LIMIT, Broken, Wire
@@ -186,6 +188,61 @@ def test_two_machines_start_again() -> None:
     seen, orders, failed = out[0]
     assert [list(t.ranks) for t in seen] == [[2, 3], [2, 3]] and seen[1].port == team.port
     assert orders == [{"changes": {"device_batch_size": 4}}, None] and failed is None
+
+
+def test_the_first_to_end_waits_for_the_last() -> None:
+    """Node 0 reports the end of the run when all have ended; a wish to stop reaches all of them, once."""
+    port = free_port(LOOPBACK)
+
+    def heard(line: Line, node: int) -> dict[str, Any]:
+        wait_until(lambda: select.select([line.wires[node]], [], [], 0.02)[0], 10)
+        return line.read(node)[0]
+
+    def member() -> Any:
+        with meeting.Member(plan(1, port)) as line:
+            line.gather(10)
+            line.go()
+            ours = Others(line)
+            told = [asked(heard(line, 0)), ours.wait(75)]
+            end = heard(line, 0)
+            ours.ended[0] = end["ended"]
+            return [*told, end, ours.wait(75)]
+
+    thread, out = in_thread(member)
+    with meeting.Head(plan(0, port)) as line:
+        line.gather(10)
+        line.go().close()
+        ours = Others(line)
+        ours.pass_on(signal.SIGTERM, 1, None)
+        assert ours.wait(0) and ours.running() == [1]
+        assert heard(line, 1) == {"ended": 75}
+        ours.ended[1] = 75
+        assert not ours.wait(75)
+        thread.join(10)
+    assert out == [[(signal.SIGTERM, 1), True, {"ended": 75}, False]]
+
+
+@pytest.mark.parametrize("message", [{}, {"asked": 9, "times": 1}, {"asked": "15", "times": 1}, {"asked": 15}])
+def test_a_wish_from_the_network_is_one_of_the_stop_signals(message: dict[str, Any]) -> None:
+    assert asked(message) is None
+
+
+def test_who_was_asked_to_stop_after_a_failure_tells_the_others() -> None:
+    port = free_port(LOOPBACK)
+
+    def member() -> Any:
+        with meeting.Member(plan(1, port)) as line:
+            line.gather(10)
+            line.go()
+            return line.decide(None), line.stopped
+
+    thread, out = in_thread(member)
+    with meeting.Head(plan(0, port)) as line:
+        line.gather(10)
+        line.go().close()
+        line.decide(None, 75)
+        thread.join(10)
+    assert out == [(None, 75)]
 
 
 def test_a_node_that_leaves_before_the_start_is_named_to_all() -> None:

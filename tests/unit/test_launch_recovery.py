@@ -61,7 +61,7 @@ def beat_at(run: RunDir, step: int, phase: str = "forward") -> None:
 
 
 def record(**facts: Any) -> dict[str, Any]:
-    shown = {"cause": "unknown", "kind": "died", "rank": 1, "status": KILL, "step": 23, "phase": "step 23: forward"}
+    shown = {"cause": "unknown", "kind": "died", "rank": 1, "status": KILL, "step": 23, "phase": "step 23: forward", "where": None}
     return shown | {"summary": "killed by SIGKILL", "time": 0.0} | facts
 
 
@@ -70,7 +70,9 @@ def test_a_restart_is_said_and_noted_with_what_it_costs(run: RunDir, capfd: pyte
     assert os.environ["DUET_ATTEMPT"] == "1"
     write_json(run.failure, {"cause": "unknown"})
     assert tried.again(record(), Outcome())
-    assert "restarting (1 of 2) from step 20: 3 steps lost\n" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "rank 1 failed in 'step 23: forward': killed by SIGKILL; restarting from step 20 (1 of 2), 3 steps lost\n" in said
+    assert said.count("[") == said.count("[WARNING]") == 1, "one message"
     (event,) = read_records(run.events)
     assert 0 <= event.pop("seconds_lost") < 5 and event.pop("time")
     assert event == {
@@ -134,19 +136,19 @@ def test_a_change_stands_in_the_plan_that_the_ranks_read(run: RunDir, capfd: pyt
     assert written["config"]["device_batch_size"] == held["config"]["device_batch_size"] == 4
     (event,) = read_records(run.events)
     assert event["text"] == "gpu_oom at step 23: started again from step 20, device_batch_size 8 → 4"
-    assert "restarting from step 20: 3 steps lost; out of memory on rank 1: device_batch_size 8 → 4" in capfd.readouterr().err
+    assert "restarting from step 20, 3 steps lost, with device_batch_size 8 → 4" in capfd.readouterr().err
 
 
 def test_why_nothing_is_tried_again(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
     write_json(run.failure, {"cause": "unknown"})
     tried = Recovery(run, plan())
     assert not tried.again(record(kind="error", status=1), Outcome())
-    assert "not restarted: an error of the code comes back" in capfd.readouterr().err
+    assert tried.given_up == "not restarted: an error of the code comes back" and not capfd.readouterr().err
     assert [r["text"] for r in read_records(run.events)] == ["not restarted: an error of the code comes back"]
     assert run.failure.exists()
     assert tried.again(record(), Outcome())
     assert not tried.again(record(), Outcome())
-    assert "given up: the second failure at step 23" in capfd.readouterr().err
+    assert tried.given_up == "given up: the second failure at step 23"
 
 
 def test_a_rank_that_fails_while_it_is_asked_to_stop_is_left_alone(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
@@ -173,7 +175,7 @@ def test_asked_to_stop_in_a_pause(
     assert tried.stopped == code
     assert signal.getsignal(number) == signal.SIG_IGN, "the run ends: nothing disturbs that"
     said = capfd.readouterr().err
-    assert "restarting (1 of 2) from step 20: 3 steps lost; in 3600 s" in said
+    assert "restarting from step 20 (1 of 2) in 3600 s, 3 steps lost" in said
     assert f"stopped before the restart; step 20 is saved (exit {code})" in said
     assert not run.failure.exists()
 
@@ -190,18 +192,19 @@ def test_another_machine_follows_in_its_own_plan(tmp_path: Path, monkeypatch: py
     write_json(run.own_plan, own)
     write_json(run.plan, plan() if shared else own)
     write_json(run.failure, {"cause": "gpu_oom"})
-    Recovery(run, own).follow({"changes": {"device_batch_size": 4, "data": "/etc"}, "why": "rank 1 was out of memory with 8"})
+    Recovery(run, own).follow({"changes": {"device_batch_size": 4, "data": "/etc"}, "why": "rank 1 was out of memory with 8"}, record())
     sizes = [(read_json(path) or {})["config"]["device_batch_size"] for path in (run.own_plan, run.plan)]
     assert sizes == [4, 8 if shared else 4]
     assert "data" not in own["config"], "what comes from a network changes nothing else"
     assert os.environ["DUET_ATTEMPT"] == "2" and not run.failure.exists()
 
 
-def test_machines_without_the_checkpoints_are_not_started_again(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
+def test_machines_without_the_checkpoints_are_not_started_again(run: RunDir) -> None:
     """They would begin at step 0, and learn something else than the first one."""
     two = plan() | {"place": {"node_rank": 0, "nnodes": 2}}
-    assert not Recovery(run, two).again(record(), Outcome())
-    assert "not restarted: node 1 can not see the checkpoints: several machines start again on a common disk only" in capfd.readouterr().err
+    apart = Recovery(run, two)
+    assert not apart.again(record(), Outcome())
+    assert apart.given_up == "not restarted: node 1 can not see the checkpoints: several machines start again on a common disk only"
     seen = RunDir(run.path, 1)
     seen.create()
     write_json(seen.own_plan, two)

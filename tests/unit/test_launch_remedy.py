@@ -121,12 +121,12 @@ def test_out_of_memory_takes_the_next_smaller_batch_that_divides() -> None:
     chosen = remedy(error("gpu_oom"), plan(), [])
     assert isinstance(chosen, Restart)
     assert chosen.changes == {"device_batch_size": 4} and chosen.number == 0
-    assert chosen.says == "out of memory on rank 1: device_batch_size 8 → 4, the same 512 tokens per step with 2 × accumulation"
+    assert chosen.says == "device_batch_size 8 → 4, the same 512 tokens per step with 2 × accumulation"
     odd = plan(size=14) | {"batch": {"device_sequences": 14, "seq_len": 3072, "world_size": 2, "accumulation": 1}}
     odd["config"] |= {"total_batch_size": 86016, "max_seq_len": 3072}
     chosen = remedy(error("gpu_oom", rank=None), odd, [])
     assert isinstance(chosen, Restart) and chosen.changes == {"device_batch_size": 7}
-    assert chosen.says.startswith("out of memory on a rank: device_batch_size 14 → 7, ")
+    assert chosen.says.startswith("device_batch_size 14 → 7, ")
 
 
 def test_out_of_memory_goes_down_to_one_sequence_whatever_the_number_of_restarts() -> None:
@@ -159,7 +159,7 @@ def test_a_failing_data_loader_gets_fewer_workers_as_the_last_resort(failure: Fa
     assert counts == [4, 2, 0]
     assert (
         isinstance(chosen, Restart)
-        and chosen.says == "the data loader of rank 1 has failed again: num_workers 2 → 0, the ranks read the data themselves"
+        and chosen.says == "num_workers 2 → 0, since the data loader has failed again; the ranks read the data themselves"
     )
     assert now["origins"]["num_workers"] == "from recovery: the data loader of rank 1 failed with 2 workers"
 

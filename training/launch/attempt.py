@@ -17,13 +17,15 @@ from training.errors import Exit
 from training.host import process
 from training.host.gpus import one_line
 from training.host.limits import oom_kills
-from training.launch import ended, limits, spawn, team, wishes
+from training.launch import ended, limits, others, spawn, team, verdict, wishes
 from training.launch.line import SILENT, Line, Lost
+from training.launch.others import Others
 from training.launch.outcome import Outcome
 from training.launch.output import Output
 from training.launch.team import Team, is_script
+from training.launch.wire import Message
 from training.launch.wishes import Wishes
-from training.watch import death, record
+from training.watch import death, phases, record
 from training.watch.finding import Finding
 from training.watch.sight import serve
 from training.watch.start import RanksWatch
@@ -45,13 +47,14 @@ class Attempt:
         self._gone = limits.Gone(float(plan["config"]["hang_timeout"]))
         self.each_pass: Callable[[], None] = lambda: None  # called a few times a second while ranks run
         self._asked_times = 0
-        self._ended_nodes: set[int] = set()
+        self._others = Others(line)
         self._killing = False  # from now on deaths are our doing
         self._selector = selectors.DefaultSelector()
         self._alive: dict[int, spawn.Child] = {}  # by pidfd
         self._outputs: dict[int, Output] = {}  # by descriptor
         self._failed_at: float | None = None
         self._asked_at: float | None = None
+        self._left: tuple[float, spawn.Child, int] | None = None  # when a script's rank left as if asked to stop, and its status
         self._killed_at: float | None = None
         self._said: set[str] = set()
 
@@ -64,7 +67,7 @@ class Attempt:
             try:
                 self._start()
                 judged = 0.0
-                while self._alive and not self._blocked():
+                while self._goes_on():
                     for key, _ in self._selector.select(POLL_S):
                         key.data(key.fd)
                     if time.monotonic() - judged > POLL_S:  # not at each line of output: the ranks need the CPU
@@ -79,6 +82,12 @@ class Attempt:
                 self._safely("reading the ranks' last words", self._drain_rest)
                 self._selector.close()
         return self.outcome
+
+    def _goes_on(self) -> bool:
+        if self._alive:
+            return not self._blocked()
+        over = self.line is None or self._failed_at is not None or self.outcome.killed
+        return not over and self._others.wait(int(verdict.exit_code(self.outcome)))
 
     def _safely(self, what: str, work: Callable[[], object]) -> None:
         """What only tells or tidies up must not end the run, nor keep from what comes after it. Said once."""
@@ -141,7 +150,13 @@ class Attempt:
         status = child.popen.wait()
         child.signal_group(signal.SIGKILL)  # what it left behind: data-loader workers, helpers
         self.outcome.ended.append((child.rank, status))
-        if self._killing or self._regular(child, status):
+        if not self._killing and not self._regular(child, status):
+            self._rank_failed(child, status)
+
+    def _rank_failed(self, child: spawn.Child, status: int) -> None:
+        self._left = None
+        if self.outcome.left is not None:
+            self.outcome.killed = True
             return
         self.outcome.here = self.outcome.here or (child.rank, status)
         if self.outcome.guilty is None:
@@ -163,7 +178,7 @@ class Attempt:
         if self.outcome.torn_down or self.outcome.asked != Exit.DONE or (self._ours and status in (Exit.CONFIG, Exit.RESOURCES)):
             return
         if child.rank is None:
-            console.error(f"{child.name} {ended.how(status)}")
+            self._error(f"{child.name} {ended.how(status)}")
             return
         others = [c.rank for c in self._alive.values() if c.rank is not None]
         rank = child.rank
@@ -173,14 +188,21 @@ class Attempt:
         phase = self.outcome.phases.get(known.rank) if known.rank is not None else None
         at = f"; at {known.where}" if known.where else ""
         text = f"{known.label}{f' rank {known.rank}' if known.rank is not None else ''}{f' in {phase!r}' if phase else ''}: {known.how}{at}"
-        console.error(f"{text}; ending the others" if self._alive else text)
+        self._error(f"{text}; ending the others" if self._alive else text)
         self.run.event("verdict", kind=known.kind, rank=known.rank, where=known.where, phase=phase, text=text)
+
+    def _error(self, text: str) -> None:
+        """At once, except where the ranks may be started again: then one message tells what has failed and what is done (recovery)."""
+        if self.plan["retries"]["value"]:
+            console.to_log(f"{text}\n")
+        else:
+            console.error(text)
 
     def _fail(self) -> None:
         self._failed_at = time.monotonic()
         if self.line:
             self.outcome.lost = self.outcome.lost or self.line.overdue()  # unless the rank says something better (verdict)
-        if self.line and (not self.outcome.elsewhere or self.outcome.lost):
+        if self.line and (not self.outcome.elsewhere or self.outcome.lost or self._others.first):  # the others know only node 0
             rank, status = self.outcome.guilty or (None, 0)
             self.line.tell({"failed": {"rank": rank, "status": status}})
 
@@ -192,16 +214,31 @@ class Attempt:
                 self._selector.unregister(fd)
                 self._lose(lost)
             elif "ended" in message:
-                self._ended_nodes.add(node)
+                self._ended_elsewhere(node, message["ended"])
+            elif "asked" in message:
+                self._asked_elsewhere(node, message)
             else:
                 self.line.failed = message.get("record") or self.line.failed
                 self._failed_elsewhere()
 
+    def _ended_elsewhere(self, node: int, status: object) -> None:
+        self._others.ended[node] = code = status if isinstance(status, int) else int(Exit.DONE)
+        self.outcome.ended.append((None, code))
+        if not self._others.running():
+            self._watch.elsewhere_ended()
+
+    def _asked_elsewhere(self, node: int, message: Message) -> None:
+        assert self.line
+        if (wish := others.asked(message)) and wish[1] > self._asked_times:  # all machines of a job may get the signal themselves
+            if isinstance(rank := message.get("left"), int):
+                self.outcome.left, self._failed_at = rank, time.monotonic()
+            self._wish(wish[0], f" on {self.line.name(node)}")
+
     def _lose(self, lost: Lost) -> None:
         """A machine is not there any more. Is it only silent, our ranks wait for it and have nothing more to say."""
-        if lost.node in self._ended_nodes or self._failed_at is not None:
+        if lost.node in self._others.ended or self._failed_at is not None:
             return
-        console.error(lost.text)
+        self._error(lost.text)
         self.run.event("verdict", kind=lost.kind, rank=None, where=None, phase=None, text=lost.text)
         self.outcome.lost, self.outcome.phases = lost, {b.rank: str(b) for b in self._beats()}
         self._failed_elsewhere()
@@ -225,27 +262,46 @@ class Attempt:
 
     def _regular(self, child: spawn.Child, status: int) -> bool:
         """Did it end as it should? A status of 0 in the middle of the training is a failure too."""
-        if status in (Exit.PREEMPTED, Exit.INTERRUPTED):
-            return True
         beat = heartbeat.read(self.run.heartbeat(child.rank)) if child.rank is not None else None
+        if self._ours and status in wishes.SIGNALS:
+            if beat and beat.phase != heartbeat.FINISHED and self.outcome.asked == Exit.DONE:
+                self._left_alone(child, status)
+            return True
+        if not self._ours and self.outcome.asked != Exit.DONE:
+            return True  # a script that was asked to stop may end as it likes
+        if not self._ours and status in wishes.SIGNALS:
+            self._left = self._left or (time.monotonic(), child, status)  # all of its ranks may do so: _judge
+            return True
         return status == 0 and (beat is None or beat.phase == heartbeat.FINISHED)
+
+    def _left_alone(self, child: spawn.Child, status: int) -> None:
+        """A rank of ours was asked to stop, and has left without the others: they are asked too, and what they can no longer do together
+        is no failure."""
+        self.outcome.left, self._failed_at = child.rank, time.monotonic()
+        self._wish(wishes.SIGNALS[status], f" to {child.name} alone, which {ended.how(status)}")
 
     def _on_signal(self, fd: int) -> None:
         for number in self._wishes.read():
-            name = wishes.name(number)
-            self._asked_times += 1
-            if self._asked_times > 1:
-                self._insist(name)
-                continue
-            self.outcome.asked = wishes.code(number)
-            self._asked_at = time.monotonic()
-            will = "finishing the current step and saving a checkpoint" if self._ours else "told the script to stop"
-            console.warning(f"{name}: {will} (once more: stop now)")
-            for child in self._alive.values():
-                if child.rank is None:
-                    child.signal_group(signal.SIGTERM)
-                else:
-                    child.signal(signal.Signals(number))
+            self._wish(number)
+
+    def _wish(self, number: int, whose: str = "") -> None:
+        """To stop, of the user or scheduler here, or on another machine."""
+        name = f"{wishes.name(number)}{whose}"
+        self._asked_times += 1
+        self._others.pass_on(number, self._asked_times, self.outcome.left)
+        if self._asked_times > 1:
+            self._insist(name)
+            return
+        self.outcome.asked = wishes.code(number)
+        self._asked_at = time.monotonic()
+        will = "finishing the current step and saving a checkpoint" if self._ours else "told the script to stop"
+        will = will if self.outcome.left is None else "the other ranks are stopped too"
+        console.warning(f"{name}: {will} (once more: stop now)")
+        for child in self._alive.values():
+            if child.rank is None:
+                child.signal_group(signal.SIGTERM)
+            else:
+                child.signal(signal.Signals(number))
 
     def _insist(self, name: str) -> None:
         """Asked again: our ranks have nothing more to do, a script gets a moment for its own clean-up; the third time is the end."""
@@ -262,6 +318,8 @@ class Attempt:
     def _judge(self) -> None:
         """Limits: peers of a failed rank, ranks that do not stop when asked, or do not leave, no progress at all."""
         now = time.monotonic()
+        if self._left and now - self._left[0] > limits.PEER_GRACE_S and (self._alive or self._others.running()) and not self._asked_times:
+            self._rank_failed(*self._left[1:])
         if self._failed_at is not None and now - self._failed_at > limits.grace_s(self.outcome.guilty):
             self._kill()
         beats = self._beats()
@@ -271,12 +329,17 @@ class Attempt:
         elif self._asked_at is not None and now - self._asked_at > limits.STALL_S and self._silent(beats):
             self.outcome.killed = True
             self._kill()
-        for lost in self.line.watch(limits.still_s(beats, self._watch)) if self.line else []:
+        for lost in self.line.watch(self._still_s(beats)) if self.line else []:
             self._lose(lost)
         # Whom do they all wait for? While another machine does not answer, it is not known that it is a rank.
         answered = self.line is None or not self.line.overdue()
         if self.outcome.guilty is None and self._asked_at is None and answered and (found := self._look()):
             self._hang(found)
+
+    def _still_s(self, beats: list[heartbeat.Beat]) -> float:
+        if self._ours and all(beat.phase == heartbeat.FINISHED for beat in beats):
+            return self._others.still_s()
+        return limits.still_s(beats, self._watch)
 
     def _look(self) -> Finding | None:
         if not self._alive:
@@ -291,6 +354,9 @@ class Attempt:
 
     def _silent(self, beats: list[heartbeat.Beat]) -> bool:
         """A script has no heartbeat: it is left alone until it is asked again."""
+        working = [b for b in beats if b.phase != heartbeat.FINISHED]
+        if self._ours and working and self._others.running() and all(phases.waits(b.phase) for b in working):
+            return min(b.age_s for b in working) > limits.SAVING_S  # another machine may be saving a checkpoint
         return limits.silent(beats, self.outcome.asked, self._watch) if beats else self._ours or self._asked_times > 1
 
     def _close(self, beats: list[heartbeat.Beat]) -> None:
@@ -310,7 +376,7 @@ class Attempt:
         self.outcome.finding = found
         self.outcome.phases = {b.rank: str(b) for b in self._beats()}
         self.outcome.guilty = (found.rank, 0)
-        console.error(found.sentence() + (f"; the others: {found.others()}" if found.waiting else ""))
+        self._error(found.sentence() + (f"; the others: {found.others()}" if found.waiting else ""))
         self._fail()
         self._kill()
 

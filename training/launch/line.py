@@ -48,6 +48,7 @@ class Line(ABC):
         self.plan, self.place = plan, Place(**plan["place"])
         self.wires: dict[int, Wire] = {}  # by node
         self.failed: Message | None = None
+        self.stopped = 0  # on another node than the first: the exit code where node 0 was asked to stop after a failure
         self._names: dict[int, str] = {}  # of nodes, for people
         self._turned = self._pinged = time.monotonic()
         self._silent: set[int] = set()
@@ -66,9 +67,10 @@ class Line(ABC):
         """When everybody is ready: the ranks of this machine. Raises UserError when a node has left."""
 
     @abstractmethod
-    def decide(self, order: Message | None) -> Message | None:
+    def decide(self, order: Message | None, stopped: int = 0) -> Message | None:
         """After a failure: what all machines do next. Node 0 brings it (None: nothing more), the others get it; with an order all of
-        them prepare what it says, and `go()` again. Without it node 0 has decided for an end, or is gone."""
+        them prepare what it says, and `go()` again. Without it node 0 has decided for an end, or is gone; `stopped`: the exit code
+        where somebody has asked node 0 to stop."""
 
     def __exit__(self, *failure: object) -> None:
         self._stack.close()

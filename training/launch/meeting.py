@@ -22,7 +22,7 @@ from training.launch.place import LOOPBACK, Place
 from training.launch.team import Team, is_script, listen
 from training.launch.wire import Broken, Message, Wire
 
-PROTOCOL = 2
+PROTOCOL = 3
 ANSWER_S = 2.0  # a stranger on the port does not answer at all
 RETRY_S = 0.25
 FIREWALL = "a firewall between the machines must let this port through"
@@ -146,12 +146,12 @@ class Head(Line):
         store = None if self.store.fileno() < 0 else self.store
         return Team(range(local), self.plan["ranks"], self._bound or LOOPBACK, self.port, store)
 
-    def decide(self, order: Message | None) -> Message | None:
+    def decide(self, order: Message | None, stopped: int = 0) -> Message | None:
         if order is not None and (missing := self.missing()):
             console.error(f"not restarted: {missing} can not be reached any more")
             order = None
         self._ready.clear()
-        self.tell({"over": True} if order is None else {"again": order})
+        self.tell({"over": stopped} if order is None else {"again": order})
         return order
 
 
@@ -176,11 +176,12 @@ class Member(Line):
         self._fresh()
         return Team(range(first, first + local), self.plan["ranks"], self.place.master_addr, int(answer["go"]))
 
-    def decide(self, order: Message | None) -> Message | None:
+    def decide(self, order: Message | None, stopped: int = 0) -> Message | None:
         if not self.there(0):
             return None
         answer = self._await(("again", "over"), f"{self.name(0)} to say what comes next")
-        again = answer.get("again")
+        again, over = answer.get("again"), answer.get("over")
+        self.stopped = over if over in (Exit.PREEMPTED, Exit.INTERRUPTED) else 0
         return again if isinstance(again, dict) else None
 
     def _await(self, keys: tuple[str, ...], what: str) -> Message:

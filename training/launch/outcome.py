@@ -26,6 +26,7 @@ class Outcome:
     closed: Exit = Exit.DONE  # how the training had ended whose ranks did not leave
     blocked: str = ""  # which ranks even SIGKILL does not end
     elsewhere: bool = False  # a rank of another machine failed first
+    left: int | None = None  # a rank of ours that was asked to stop itself, and left without the others
     lost: Lost | None = None  # a machine that is gone or silent, when that ended it
     ours: bool = True  # our own training; False: somebody's script
     torn_down: bool = False  # a script had come to its end, and was aborted after it

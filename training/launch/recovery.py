@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import Counter
@@ -12,6 +13,7 @@ from training import console, heartbeat, rundir
 from training.engine import manifest
 from training.errors import Exit
 from training.inject import ATTEMPT
+from training.launch import cause as causes
 from training.launch import wishes
 from training.launch.outcome import Outcome
 from training.launch.remedy import CURES, Failure, GiveUp, Restart, changed_plan, remedy
@@ -27,6 +29,7 @@ class Recovery:
         self.run, self.plan, self._wishes = run, plan, wanted or Wishes()
         self.restarts: list[dict[str, Any]] = []  # as in events.jsonl
         self.stopped: Exit | None = None  # asked to stop between two attempts
+        self.given_up = ""  # why the last failure is the end, where restarts were asked for
         self._failures: list[Failure] = []
         self._failed_at = 0.0
         self._waits = False  # for the first step after a restart
@@ -55,12 +58,11 @@ class Recovery:
             chosen = GiveUp(f"{apart} can not see the checkpoints: several machines start again on a common disk only")
         if isinstance(chosen, GiveUp):
             if chosen.reason:
-                text = f"{'given up' if self._failures else 'not restarted'}: {chosen.reason}"
-                console.error(text)
-                self.run.event("given_up", text=text)
+                self.given_up = f"{'given up' if self._failures else 'not restarted'}: {chosen.reason}"
+                self.run.event("given_up", text=self.given_up)
             return None
         self._failures.append(replace(failure, changed=bool(chosen.changes)))
-        self._say(failure, chosen)
+        self._say(record, failure, chosen)
         return None if self.asked_to_stop(chosen.pause_s) else chosen
 
     def asked_to_stop(self, pause_s: float = 0.0) -> bool:
@@ -89,10 +91,10 @@ class Recovery:
         self._change(chosen.changes, chosen.why)
         self._note(self._failures[-1], changes)
 
-    def follow(self, order: dict[str, Any]) -> None:
+    def follow(self, order: dict[str, Any], record: dict[str, Any]) -> None:
         """On another machine than node 0: what that has decided. It comes from a network, so only what may change is changed."""
         self._change({name: order["changes"][name] for name in CURES if name in order["changes"]}, str(order["why"]))
-        console.warning("restarting with the other machines from the last checkpoint")
+        console.warning(f"{_told(record)}; restarting with the other machines from the last checkpoint")
 
     def _change(self, changes: dict[str, Any], why: str) -> None:
         """The plan of this machine, in place and in its files, becomes that of the next attempt."""
@@ -118,12 +120,16 @@ class Recovery:
             record["summary"],
         )
 
-    def _say(self, failure: Failure, chosen: Restart) -> None:
+    def _say(self, record: dict[str, Any], failure: Failure, chosen: Restart) -> None:
+        """What has failed and what is done about it, in one message; failure.json has the card, which then does not advise otherwise."""
         count = f" ({chosen.number} of {self.plan['retries']['value']})" if chosen.number else ""
         origin = f"step {failure.saved}" if failure.saved else "the beginning"
-        text = f"restarting{count} from {origin}: {_steps(failure.lost)} lost"
-        pause = f"in {chosen.pause_s:g} s" if chosen.pause_s else ""
-        console.warning("; ".join(filter(None, (text, chosen.says, pause))))
+        pause = f" in {chosen.pause_s:g} s" if chosen.pause_s else ""
+        changes = f", with {chosen.says}" if chosen.says else ""
+        text = f"restarting from {origin}{count}{pause}, {_steps(failure.lost)} lost{changes}"
+        with contextlib.suppress(OSError):
+            rundir.write_json(self.run.failure, record | {"advice": [text]})
+        console.warning(f"{_told(record)}; {text}")
 
     def _note(self, failure: Failure, changes: dict[str, list[Any]]) -> None:
         changed = [f"{name} {before} → {after}" for name, (before, after) in changes.items()]
@@ -163,6 +169,16 @@ class Recovery:
         count, kinds = len(self.restarts), Counter(map(str, self._failures))
         shown = [f"{text}{f', {times} times' if times > 1 else ''}" for text, times in kinds.items()]
         return f" after {count} restart{'s' if count > 1 else ''} ({'the last: ' if len(kinds) > SHOWN else ''}{'; '.join(shown[-SHOWN:])})"
+
+
+def _told(record: dict[str, Any]) -> str:
+    """A failure in a line: who, what, in which phase, where."""
+    node = f"node {record['node']}" if "node" in record else ""
+    who = "" if record["rank"] is None else f"rank {record['rank']}{f' on {node}' if node else ''} failed"
+    cause = "" if record["cause"] == causes.UNKNOWN else f"{record['cause']}: "
+    phase = f" in {record['phase']!r}" if record["phase"] else ""
+    where = f"; at {record['where']}" if record["where"] else ""
+    return f"{who}{phase}: {cause}{record['summary']}{where}" if who else f"{cause}{record['summary']}{where}"
 
 
 def _steps(count: int) -> str:

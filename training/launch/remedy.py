@@ -135,7 +135,7 @@ def _smaller_batch(failure: Failure, plan: dict[str, Any]) -> Restart | GiveUp |
         smaller = "a smaller --max_seq_len or --depth" if "memory" in plan else "smaller samples, or a smaller model"
         return GiveUp(f"device_batch_size is {now} already: try {smaller}")
     who, unit = "a rank" if failure.rank is None else f"rank {failure.rank}", tasks.of(plan)["unit"]
-    says = f"out of memory on {who}: device_batch_size {now} → {size}, the same {total} {unit} per step with {now / size:g} × accumulation"
+    says = f"device_batch_size {now} → {size}, the same {total} {unit} per step with {now / size:g} × accumulation"
     return Restart(0, {"device_batch_size": size}, f"{who} was out of memory with {now}", says)
 
 
@@ -147,8 +147,8 @@ def _fewer_workers(failure: Failure, plan: dict[str, Any], row: Sequence[Failure
     fewer = workers // 2 if workers > 2 else 0
     changes = {"num_workers": fewer} | ({} if fewer else {"persistent_workers": False})
     why = f"the data loader of rank {failure.rank} failed with {workers} worker{'s' if workers > 1 else ''}"
-    says = f"the data loader of rank {failure.rank} has failed again: num_workers {workers} → {fewer}"
-    return Restart(0, changes, why, says if fewer else f"{says}, the ranks read the data themselves")
+    says = f"num_workers {workers} → {fewer}, since the data loader has failed again"
+    return Restart(0, changes, why, says if fewer else f"{says}; the ranks read the data themselves")
 
 
 def _of_loader(failure: Failure) -> bool:

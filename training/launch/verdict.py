@@ -36,13 +36,15 @@ def exit_code(outcome: Outcome) -> int:
     if outcome.torn_down:
         return 128 + signal.SIGABRT  # the script's own status, as a shell shows it: what it did is done
     if outcome.killed:
-        return Exit.INTERRUPTED if outcome.asked == Exit.INTERRUPTED else Exit.TRAINING
+        honoured = outcome.left is not None or not outcome.ours or outcome.asked == Exit.INTERRUPTED
+        return outcome.asked if honoured else Exit.TRAINING
     if stopped_early(outcome):
-        # A script that dies of the signal has saved nothing that we know of: not 75, which promises that.
-        return outcome.asked if outcome.ours or outcome.asked == Exit.INTERRUPTED else 128 - (outcome.guilty or (None, 0))[1]
+        return outcome.asked
     if outcome.guilty:
         status = outcome.guilty[1]
         return Exit(status) if outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES) else Exit.TRAINING
+    if not outcome.ours and outcome.asked != Exit.DONE:
+        return outcome.asked  # the code tells who has ended it; what the script saved is its own
     codes = {status for _, status in outcome.ended}
     for code in (Exit.INTERRUPTED, Exit.PREEMPTED):
         if code in codes:
@@ -52,7 +54,15 @@ def exit_code(outcome: Outcome) -> int:
 
 def stopped_early(outcome: Outcome) -> bool:
     """Asked to stop while a rank was still starting: it dies of the signal, since there is nothing to save yet."""
-    return outcome.asked != Exit.DONE and outcome.guilty is not None and -outcome.guilty[1] in STOP_SIGNALS
+    return outcome.ours and outcome.asked != Exit.DONE and outcome.guilty is not None and -outcome.guilty[1] in STOP_SIGNALS
+
+
+def statuses(outcome: Outcome) -> str:
+    """How the ranks of this machine have ended, after a colon; '' under torchrun, which does not tell."""
+    by_end: dict[str, list[str]] = {}
+    for rank, status in sorted((rank, status) for rank, status in outcome.ended if rank is not None):
+        by_end.setdefault("ended with status 0" if status == 0 else ended.how(status), []).append(str(rank))
+    return "".join(f"{';' if i else ':'} rank {', '.join(ranks)} {how}" for i, (how, ranks) in enumerate(by_end.items()))
 
 
 def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[str, Any]:
@@ -180,7 +190,9 @@ def _step(run: rundir.RunDir, rank: int | None) -> int:
 
 def _stop(outcome: Outcome) -> str:
     if not outcome.ours:
-        return "the script was stopped" if stopped_early(outcome) else "the script was stopped at once"
+        return f"the script was stopped at once{statuses(outcome)}"
+    if outcome.left is not None:
+        return f"rank {outcome.left} was asked to stop and left without the others: nothing was saved since the last checkpoint"
     if stopped_early(outcome):
         return "stopped before the training began"
     return "stopped at once: nothing was saved since the last checkpoint"

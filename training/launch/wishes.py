@@ -18,6 +18,10 @@ def code(number: int) -> Exit:
     return Exit.INTERRUPTED if number == signal.SIGINT else Exit.PREEMPTED
 
 
+# A rank that leaves with such a status was asked to stop: by a signal like this one.
+SIGNALS = {int(Exit.PREEMPTED): signal.SIGTERM, int(Exit.INTERRUPTED): signal.SIGINT}
+
+
 def name(number: int) -> str:
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 

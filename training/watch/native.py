@@ -39,7 +39,7 @@ class Watch:
 
     def __init__(self, run: rundir.RunDir, plan: Mapping[str, Any], ranks: range, *, acts: bool = True) -> None:
         self.run, self.ranks, self._acts = run, ranks, acts
-        self._others_elsewhere = len(ranks) < plan["ranks"]
+        self.others_elsewhere = len(ranks) < plan["ranks"]
         self.floor_s = float(plan["config"]["hang_timeout"])
         self._budgets = Budgets(self.floor_s, compiled=bool(plan["compile"]["value"]))
         self._readings, self._starved = heartbeat.Readings(run.heartbeats, ranks), Starved()
@@ -188,7 +188,7 @@ class Watch:
         found = judge.judge(seen)
         if moved and found.kind != STOPPED:
             return None  # it was stopped, and has been continued meanwhile
-        if self._others_elsewhere and found.rank is None and found.kind == HANG and found.since_s < elsewhere_s(self.floor_s):
+        if self.others_elsewhere and found.rank is None and found.kind == HANG and found.since_s < elsewhere_s(self.floor_s):
             return None  # whom they wait for is on another machine, whose own watch names it
         beat = next((e.beat for e in seen if e.rank == found.rank), None)
         found = replace(found, phase=str(beat) if beat else None)

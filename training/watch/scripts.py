@@ -51,7 +51,7 @@ class ScriptWatch:
         trains: Callable[[], bool] = lambda: True,
         say: Callable[[str], None] = console.warning,
     ) -> None:
-        self.floor_s, self._elsewhere, self._pending, self._say = floor_s, elsewhere, pending, say
+        self.floor_s, self.others_elsewhere, self._pending, self._say = floor_s, elsewhere, pending, say
         self._trains, self._training = trains, False
         self._gaps: deque[float] = deque(maxlen=GAPS)
         self._heard: float | None = None  # the last output
@@ -182,7 +182,7 @@ class ScriptWatch:
         windows = [(window, False)] + ([(ALONE_TIMES * patience, True)] if silent > ALONE_TIMES * patience else [])
         for seconds, alone in windows:
             if isinstance(told, str) and (part := last(samples, seconds)):
-                told = standstill.judge(part, ended, burst=burst, elsewhere=self._elsewhere, alone=alone)
+                told = standstill.judge(part, ended, burst=burst, elsewhere=self.others_elsewhere, alone=alone)
                 told = self._doubted(told, alone)
         return told
 

@@ -53,6 +53,12 @@ class RanksWatch:
         except Exception as error:
             self._failed(error)
 
+    def elsewhere_ended(self) -> None:
+        """The ranks of all other machines have ended: no rank here waits for one of them."""
+        for watch in (self._ours, self._script):
+            if watch:
+                watch.others_elsewhere = False
+
     def patience_s(self, beat: heartbeat.Beat) -> float:
         """For a rank that has been asked to stop: its phase may take so long."""
         return self._of_ours(Watch.patience_s, beat)
