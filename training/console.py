@@ -80,11 +80,12 @@ def _now() -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S")
 
 
-def say(level: str, message: str) -> None:
-    """One message; further lines of it stand below the first without a prefix."""
+def say(level: str, message: str, *, shown: bool = True) -> None:
+    """One message; further lines of it stand below the first without a prefix. `shown`: False for the log file only."""
     stamp = _now()
     tag = f"\x1b[{COLOURS[level]}m[{level}]\x1b[0m" if colourful(sys.stderr) else f"[{level}]"
-    _console(f"{_end_line()}{tag} {stamp} {message}\n")
+    if shown:
+        _console(f"{_end_line()}{tag} {stamp} {message}\n")
     to_log(f"[{level}] {stamp} {message}\n")
 
 
@@ -100,8 +101,8 @@ def warning(message: str) -> None:
     say("WARNING", message)
 
 
-def error(message: str) -> None:
-    say("ERROR", message)
+def error(message: str, *, shown: bool = True) -> None:
+    say("ERROR", message, shown=shown)
 
 
 def report(problem: UserError, closing: str = "nothing was launched") -> None:

@@ -8,10 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.conftest import wait_until
 from training.heartbeat import Heartbeat, read_all
 from training.launch.team import Team
 from training.rundir import RunDir
@@ -103,6 +105,20 @@ def test_ranks_of_torchrun_that_come_late_and_leave_early(run: RunDir, monkeypat
     del there[0]
     watch.look({None: 7}, {})
     assert seen[-1] == ({1: os.getpid()}, {0: 0})
+
+
+def test_who_waits_for_another_machine_is_excused_until_that_has_ended(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    Heartbeat(run.heartbeat(0), 0).beat("barrier: end of training")
+    seen = [SimpleNamespace(rank=0, beat=b, process=SimpleNamespace(gone=False)) for b in read_all(run.heartbeats)]
+    found = Finding(HANG, None, None, "all ranks wait for each other", {}, {}, 70.0)
+    monkeypatch.setattr(native.Watch, "_overdue", lambda self, beats: beats)
+    monkeypatch.setattr(native.evidence, "gather", lambda *_: seen)
+    monkeypatch.setattr(native.evidence, "texts", lambda *_: {})
+    monkeypatch.setattr(native.judge, "judge", lambda *_: found)
+    watch = RanksWatch(run, PLAN | {"config": {"hang_timeout": 0.01}}, Team(range(1), 2))
+    assert watch.look({0: os.getpid()}, {}) is None
+    watch.elsewhere_ended()
+    wait_until(lambda: watch.look({0: os.getpid()}, {}), 5)
 
 
 def test_a_healthy_rank_is_no_finding_and_zero_turns_it_off(run: RunDir) -> None:

@@ -192,11 +192,8 @@ class Attempt:
         self.run.event("verdict", kind=known.kind, rank=known.rank, where=known.where, phase=phase, text=text)
 
     def _error(self, text: str) -> None:
-        """At once, except where the ranks may be started again: then one message tells what has failed and what is done (recovery)."""
-        if self.plan["retries"]["value"]:
-            console.to_log(f"{text}\n")
-        else:
-            console.error(text)
+        """At once; where the ranks may be started again to the log only, since one message tells of the failure and the restart."""
+        console.error(text, shown=not self.plan["retries"]["value"])
 
     def _fail(self) -> None:
         self._failed_at = time.monotonic()
