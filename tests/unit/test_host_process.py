@@ -7,12 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import wait_until
 from tests.unit.conftest import clean_environment
+from training.host import process
 
 
 def alive(pid: int) -> bool:
@@ -35,9 +38,9 @@ def parent_and_child(tie: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     try:
         yield parent, pid
     finally:
-        for process in (pid, parent.pid):
-            if alive(process):
-                os.kill(process, signal.SIGKILL)
+        for one in (pid, parent.pid):
+            if alive(one):
+                os.kill(one, signal.SIGKILL)
         parent.communicate()
 
 
@@ -64,6 +67,39 @@ def test_a_parent_that_died_before_is_noticed() -> None:
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
 
 
+LEAVES = """
+import subprocess, sys
+from multiprocessing import shared_memory
+kept = shared_memory.SharedMemory(create=True, size=1000, name=sys.argv[1])
+subprocess.Popen(["setsid", "sleep", "3600"])
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_sweep_leaves_neither_processes_nor_shared_memory() -> None:
+    token = uuid.uuid4().hex
+    env = clean_environment() | {process.TOKEN: token}
+    child = subprocess.Popen([sys.executable, "-c", LEAVES, token], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout and child.stdout.readline() == "ready\n"
+    assert Path("/dev/shm", token).exists() and len(process.marked(token)) == 3
+    swept = process.sweep(token)
+    child.communicate()
+    assert not Path("/dev/shm", token).exists() and not process.marked(token)
+    assert sorted(command.split()[0] for command in swept.values()) == sorted([sys.executable, "sleep"]), "no word of the tracker"
+
+
+def test_what_tidies_up_does_not_get_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "TIDYING_S", 0.1)
+    token = uuid.uuid4().hex
+    code = "import time; print('multiprocessing.resource_tracker', flush=True); time.sleep(3600)"
+    env = clean_environment() | {process.TOKEN: token}
+    child = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
+    assert child.stdout and child.stdout.readline()
+    assert process.sweep(token) == {} and child.wait() == -signal.SIGKILL
+    child.communicate()
+
+
 def test_stop_signals_are_left_to_the_parent() -> None:
     code = (
         "import os; from training.host import process; process.ignore_stop_signals();"
@@ -71,6 +107,4 @@ def test_stop_signals_are_left_to_the_parent() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "survived\n")
-    from training.host.process import STOP_SIGNALS
-
-    assert set(STOP_SIGNALS) == {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+    assert set(process.STOP_SIGNALS) == {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}

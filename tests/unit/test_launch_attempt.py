@@ -174,6 +174,37 @@ def test_of_two_ends_seen_at_once_the_earlier_one_counts(run: RunDir, monkeypatc
     assert outcome.ended == [(first, -9), (1 - first, -9)] and outcome.guilty == (first, -9)
 
 
+# ── what tidies up after a rank ────────────────────────────────────────────────────────────────────────────────────────
+
+SHARED = """
+from multiprocessing import get_context, shared_memory
+kept = shared_memory.SharedMemory(create=True, size=5_000_000, name=sys.argv[1].replace("/", "_")[-40:])
+get_context("forkserver").Process(target=time.sleep, args=(3600,), daemon=True).start()
+beat("finished")
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "ended"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("time.sleep(3600)", -signal.SIGKILL),  # killed by the supervisor, as after a hang
+        ("kept.close()", 0),  # as a script that never unlinks what it shares
+    ],
+)
+def test_shared_memory_of_a_rank_does_not_outlive_it(
+    run: RunDir, start: Start, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ending: str, ended: int
+) -> None:
+    monkeypatch.setattr(limits, "CLOSING_S", 0.1)
+    outcome = start(SHARED.format(ending)).go()
+    assert outcome.ended == [(0, ended)]
+    assert not Path("/dev/shm", str(run.path).replace("/", "_")[-40:]).exists()
+    said = capfd.readouterr().err
+    assert "leaked shared_memory" in run.rank_log(0).read_text(), "it was there" + said
+    assert "left behind" not in said
+
+
 # ── ranks that can not be ended ──────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -39,7 +39,12 @@ class Child:
         return "torchrun" if self.rank is None else f"rank {self.rank}"
 
     def signal_group(self, number: signal.Signals) -> None:
-        """To the process and everything it has started (its session); nothing when all is gone."""
+        """To the process and everything it has started (its session); nothing when all is gone. What tidies up after them is not killed."""
+        if number == signal.SIGKILL:
+            if self.popen.returncode is None:
+                self.popen.kill()
+            process.end_group(self.popen.pid)
+            return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, number)
 

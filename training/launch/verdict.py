@@ -121,7 +121,9 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
 
 
 def _last_lines(log: Path, since: int) -> list[str]:
-    return [line for line in tail(log, 2 * SHOWN_LINES, since) if not UNDERLINE.fullmatch(line)][-SHOWN_LINES:]
+    """What the rank printed last; what Python's helper prints after its end is no evidence."""
+    lines = (line for line in tail(log, 2 * SHOWN_LINES, since) if not UNDERLINE.fullmatch(line))
+    return [line for line in lines if "resource_tracker" not in line][-SHOWN_LINES:]
 
 
 def _stack(found: Finding) -> list[str]:
