@@ -20,7 +20,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 _log: int | None = None
 _log_name = ""
-_open_line = ""  # what a rank has written without an end of line, and stands on the console
+_open_line = b""  # what a rank has written without an end of line, and stands on the console
 
 
 def open_log(path: str | os.PathLike[str]) -> None:
@@ -36,19 +36,37 @@ def colourful(stream: TextIO) -> bool:
 
 def to_log(text: str) -> None:
     """Append lines to the log file as a reader of a terminal would see them: without colours and overwritten text."""
+    lines = (line.rsplit("\r", 1)[-1] for line in _ANSI.sub("", text.replace("\r\n", "\n")).split("\n"))
+    _write("\n".join(lines).encode("utf-8", "replace"))
+
+
+def lines_to_log(raw: bytes) -> None:
+    """The same for whole lines of a rank, however many; a progress bar that was wiped out is no line."""
+    if _log is None:
+        return
+    if raw.isascii() and b"\r" not in raw and b"\x1b" not in raw:
+        _write(raw)
+        return
+    text = raw.decode("utf-8", "replace")
+    if "\r" in text:
+        lines = text.replace("\r\n", "\n").split("\n")
+        text = "\n".join(line for line in lines if "\r" not in line or line.rsplit("\r", 1)[-1].strip())
+    to_log(text)
+
+
+def _write(data: bytes) -> None:
     global _log
     if _log is None:
         return
-    lines = (line.rsplit("\r", 1)[-1] for line in _ANSI.sub("", text.replace("\r\n", "\n")).split("\n"))
     try:
-        os.write(_log, "\n".join(lines).encode("utf-8", "replace"))
+        os.write(_log, data)
     except OSError as error:  # a full disk must not stop the training; said once, on the console only
         _log = None
         warning(f"the log file {_log_name} can not be written any more: {error.strerror}")
 
 
-def left_open(line: str) -> None:
-    """A rank's output stands on the console up to here; '' when its last line has ended."""
+def left_open(line: bytes) -> None:
+    """A rank's output stands on the console up to here; b'' when its last line has ended."""
     global _open_line
     _open_line = line
 
@@ -56,10 +74,10 @@ def left_open(line: str) -> None:
 def _end_line() -> str:
     """What a message needs before it: a progress bar makes room for it on a terminal and is drawn again below."""
     global _open_line
-    line, _open_line = _open_line, ""
+    line, _open_line = _open_line, b""
     if not line:
         return ""
-    return "\r\x1b[K" if "\r" in line and sys.stderr.isatty() else "\n"
+    return "\r\x1b[K" if b"\r" in line and sys.stderr.isatty() else "\n"
 
 
 def raw(text: str) -> None:

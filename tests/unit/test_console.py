@@ -126,7 +126,7 @@ def test_a_report_shows_every_problem_with_its_fix(capsys: pytest.CaptureFixture
 
 
 def test_a_message_does_not_stand_at_the_end_of_a_ranks_unfinished_line(capsys: pytest.CaptureFixture[str]) -> None:
-    console.left_open("Epoch: 1, Iter: 5")
+    console.left_open(b"Epoch: 1, Iter: 5")
     console.info("first")
     console.info("second")
     before, first, second = capsys.readouterr().err.split("\n")[:3]
@@ -137,7 +137,7 @@ def test_a_progress_bar_makes_room_for_a_message(monkeypatch: pytest.MonkeyPatch
     master, terminal = os.openpty()
     with os.fdopen(terminal, "w") as stream:
         monkeypatch.setattr(sys, "stderr", stream)
-        console.left_open("\r 35%|███      | 21/60")
+        console.left_open("\r 35%|███      | 21/60".encode())
         console.info("message")
     shown = os.read(master, 1000).decode()
     os.close(master)

@@ -31,6 +31,7 @@ from training.watch.sight import serve
 from training.watch.start import RanksWatch
 
 POLL_S = 0.25
+GATHER_S = 0.002
 
 
 class Attempt:
@@ -52,6 +53,7 @@ class Attempt:
         self._selector = selectors.DefaultSelector()
         self._alive: dict[int, spawn.Child] = {}  # by pidfd
         self._outputs: dict[int, Output] = {}  # by descriptor
+        self._trickles = False  # output comes in small pieces
         self._failed_at: float | None = None
         self._asked_at: float | None = None
         self._left: tuple[float, spawn.Child, int] | None = None  # when a script's rank left as if asked to stop, and its status
@@ -70,6 +72,9 @@ class Attempt:
                 while self._goes_on():
                     for key, _ in self._selector.select(POLL_S):
                         key.data(key.fd)
+                    if self._trickles:  # a system call a line would take the CPU from the ranks
+                        self._trickles = False
+                        time.sleep(GATHER_S)
                     if time.monotonic() - judged > POLL_S:  # not at each line of output: the ranks need the CPU
                         self._judge()
                         self._safely("noting how far the run is", self.each_pass)
@@ -139,7 +144,9 @@ class Attempt:
 
     def _on_output(self, fd: int) -> None:
         self._watch.output()
-        if not self._outputs[fd].drain():
+        more = self._outputs[fd].drain()
+        self._trickles |= self._outputs[fd].trickles
+        if not more:
             self._selector.unregister(fd)
             self._outputs.pop(fd).close()
 

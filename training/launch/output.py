@@ -1,14 +1,21 @@
-"""The output of one child: every byte into its own file, rank 0's to the console and, as whole lines, to the log."""
+"""The output of one child: every byte into its own file, rank 0's to the console and, as whole lines, to the log. In whole chunks: a
+program that prints much must not wait for us."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import sys
 from pathlib import Path
 
 from training import console
 
-READ_BYTES = 1 << 16
+PIPE_BYTES = 1 << 20  # the most that the kernel allows any user (/proc/sys/fs/pipe-max-size)
+READ_BYTES = 1 << 20
+SMALL_BYTES = 1 << 15
+OPEN_BYTES = 1 << 16  # of a line without an end
+TAIL_BYTES = 1 << 16
 
 
 class Output:
@@ -20,6 +27,10 @@ class Output:
         self.begins = os.fstat(self._file.fileno()).st_size  # before it are the words of earlier starts
         self._line = b""
         self._warned = False
+        self._terminal = os.isatty(fd)  # it holds 4 KiB: that must not wait
+        self.trickles = False  # it comes in small pieces: a moment later there are more of them
+        with contextlib.suppress(OSError):  # a pseudo-terminal, or this user has many pipes already
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def drain(self) -> bool:
         """Read what is there; False at the end of the stream."""
@@ -27,6 +38,7 @@ class Output:
             chunk = os.read(self.fd, READ_BYTES)
         except OSError:  # a pseudo-terminal whose other side is closed says EIO
             chunk = b""
+        self.trickles = len(chunk) < SMALL_BYTES and not self._terminal
         if chunk:
             self._keep(chunk)
         return bool(chunk)
@@ -45,18 +57,19 @@ class Output:
             sys.stderr.buffer.flush()
         except OSError:  # the terminal is gone; the files go on
             pass
-        *lines, self._line = (self._line + chunk).split(b"\n")
-        console.left_open(self._line.decode("utf-8", "replace"))
-        for line in lines:
-            text = line.decode("utf-8", "replace")
-            if "\r" not in text or text.rsplit("\r", 1)[-1].strip():  # a progress bar that was wiped out is no line
-                console.to_log(text + "\n")
-        if len(self._line) > READ_BYTES:  # a progress bar on one endless line
-            self._line = self._line.rpartition(b"\r")[2][-READ_BYTES:]
+        cut = chunk.rfind(b"\n") + 1
+        if cut:  # whole lines in one piece: nothing here costs per line
+            console.lines_to_log(self._line + chunk[:cut])
+            self._line = chunk[cut:]
+        else:
+            self._line += chunk
+        if len(self._line) > OPEN_BYTES:  # a progress bar on one endless line
+            self._line = self._line.rpartition(b"\r")[2][-OPEN_BYTES:]
+        console.left_open(self._line)
 
     def close(self) -> None:
         if self._line and self.shown:
-            console.to_log(self._line.decode("utf-8", "replace") + "\n")
+            console.lines_to_log(self._line + b"\n")
         self._file.close()
         os.close(self.fd)
 
@@ -65,7 +78,7 @@ def tail(path: Path, lines: int, since: int = 0) -> list[str]:
     """The last lines of a file, progress bars as a terminal would leave them; nothing from before the byte `since`."""
     try:
         with path.open("rb") as file:
-            file.seek(max(since, path.stat().st_size - READ_BYTES))
+            file.seek(max(since, path.stat().st_size - TAIL_BYTES))
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []
