@@ -153,6 +153,12 @@ def test_a_loss_that_is_no_number_is_shown_as_such(fixture: Any) -> None:
     assert (seen["run"]["source"], [a["text"] for a in seen["alerts"]][:1]) == (None, ["the loss is nan"])
 
 
+@pytest.mark.parametrize("line", ["step 3/30 loss nan lr 0.1", "step 3/30 train loss NaN lr 0.1", "step 3/30 loss=inf lr=0.1"])
+def test_a_loss_that_is_no_number_is_seen_between_others(line: str) -> None:
+    fact = lines.parse(line)
+    assert fact and (fact.step, fact.total, fact.lr) == (3, 30, 0.1) and fact.loss is not None and not math.isfinite(fact.loss)
+
+
 def test_without_any_step_the_curve_goes_over_the_log(tmp_path: Path) -> None:
     log = tmp_path / "no bar.log"
     log.write_text("".join(f"{{'loss': {3 - i / 10:.1f}, 'learning_rate': 5e-05, 'epoch': {i / 10}}}\n" for i in range(4)))

@@ -18,8 +18,9 @@ HINT = re.compile(r"loss|step|iter|epoch|bpb|psnr|\d%\||it/s|s/it|it \[|l_[a-z]+
 COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 _NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?\b(?:nan|inf|NaN|Inf|NAN|INF|Infinity)\b"
 # `loss: 2.31`, `'loss': '2.31'`, `train loss 2.1`, `lr=[1e-05`, `elapsed time per iteration (ms): 120.5`, `iteration  100/ 1000`
+_WORDS = r"(?: (?!(?i:nan|inf|infinity)\b)[A-Za-z]+){0,3}"  # of a name; these are values
 _PAIR = re.compile(
-    r"(?<![\w/.@-])(?P<key>[A-Za-z_][\w/.@-]*(?: [A-Za-z]+){0,3}(?: ?\((?:ms|s|data|MB|GB)\))?)['\"]?(?: *[:=] *|\s+)['\"\[(]{0,2} *"
+    rf"(?<![\w/.@-])(?P<key>[A-Za-z_][\w/.@-]*{_WORDS}(?: ?\((?:ms|s|data|MB|GB)\))?)['\"]?(?: *[:=] *|\s+)['\"\[(]{{0,2}} *"
     rf"(?P<value>{_NUMBER})(?P<unit> ?(?:%|(?:ms|[smh]|[KMGT]i?B)\b))?(?: *(?:/|of) *(?P<of>\d[\d,]*)(?![\d.]))?"
 )
 _RATE = re.compile(r"(?<![\d,.])(\d[\d,]*(?:\.\d+)?) ?(tok|sample)(?:ens?|s)?/s(?:ec)?\b")
