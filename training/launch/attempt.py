@@ -77,6 +77,7 @@ class Attempt:
                         time.sleep(GATHER_S)
                     if time.monotonic() - judged > POLL_S:  # not at each line of output: the ranks need the CPU
                         self._judge()
+                        self._safely("showing exceptions in threads", self._show_threads)
                         self._safely("noting how far the run is", self.each_pass)
                         judged = time.monotonic()
             finally:
@@ -147,8 +148,17 @@ class Attempt:
         more = self._outputs[fd].drain()
         self._trickles |= self._outputs[fd].trickles
         if not more:
+            self._show_threads(ended=True)
             self._selector.unregister(fd)
             self._outputs.pop(fd).close()
+
+    def _show_threads(self, ended: bool = False) -> None:
+        """An exception in a thread ends neither its rank nor the run: without a word here, nobody would look into that rank's log."""
+        for output in self._outputs.values():
+            if text := output.thread(ended):
+                text = f"[{output.path.stem}] {one_line(text)[:300]}; the rank goes on without this thread: {output.path}"
+                console.warning(text)
+                self.run.event("warning", text=text, rank=int(output.path.stem.removeprefix("rank")), by="supervisor")
 
     def _on_end(self, pidfd: int) -> None:
         child = self._alive.pop(pidfd)
@@ -402,5 +412,7 @@ class Attempt:
             os.set_blocking(fd, False)
             while output.drain():
                 pass
+        self._show_threads(ended=True)
+        for output in self._outputs.values():
             output.close()
         self._outputs.clear()

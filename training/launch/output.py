@@ -16,16 +16,22 @@ READ_BYTES = 1 << 20
 SMALL_BYTES = 1 << 15
 OPEN_BYTES = 1 << 16  # of a line without an end
 TAIL_BYTES = 1 << 16
+IN_THREAD = b"Exception in thread "  # Python's words; the process goes on without the thread
+THREAD_BYTES = 1 << 14  # of such a traceback
+MOST_FRAMES = 100  # lines of it
 
 
 class Output:
     """Drains one descriptor. `shown`: this child speaks on the console."""
 
     def __init__(self, fd: int, path: Path, shown: bool) -> None:
-        self.fd, self.shown = fd, shown
+        self.fd, self.path, self.shown = fd, path, shown
         self._file = path.open("ab", buffering=0)
         self.begins = os.fstat(self._file.fileno()).st_size  # before it are the words of earlier starts
         self._line = b""
+        self._seam = b""  # the end of the last chunk
+        self._thread_at: int | None = None  # where the log tells of a thread's exception that has not been shown
+        self._thread_shown = shown  # on the console, the first one of each rank; with all that a rank shows there anyway
         self._warned = False
         self._terminal = os.isatty(fd)  # it holds 4 KiB: that must not wait
         self.trickles = False  # it comes in small pieces: a moment later there are more of them
@@ -50,6 +56,8 @@ class Output:
             if not self._warned:
                 console.warning(f"{self._file.name} can not be written: {error.strerror}")
             self._warned = True
+        if not self._thread_shown and self._thread_at is None:
+            self._look_for_thread(chunk)
         if not self.shown:
             return
         try:
@@ -67,6 +75,21 @@ class Output:
             self._line = self._line.rpartition(b"\r")[2][-OPEN_BYTES:]
         console.left_open(self._line)
 
+    def _look_for_thread(self, chunk: bytes) -> None:
+        if IN_THREAD in chunk or IN_THREAD in self._seam + chunk[: len(IN_THREAD)]:
+            with contextlib.suppress(OSError):
+                self._thread_at = max(0, os.fstat(self._file.fileno()).st_size - len(chunk) - len(self._seam))
+        self._seam = chunk[-len(IN_THREAD) :]
+
+    def thread(self, ended: bool = False) -> str:
+        """The first exception in a thread of a rank that the console does not show, once; '' while there is none, or not all of it."""
+        if self._thread_at is None:
+            return ""
+        found = in_thread(self.path, self._thread_at, ended)
+        if found:
+            self._thread_at, self._thread_shown = None, True
+        return found
+
     def close(self) -> None:
         if self._line and self.shown:
             console.lines_to_log(self._line + b"\n")
@@ -83,3 +106,22 @@ def tail(path: Path, lines: int, since: int = 0) -> list[str]:
     except OSError:
         return []
     return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.splitlines() if line.strip()][-lines:]
+
+
+def in_thread(path: Path, at: int, ended: bool) -> str:
+    """`Exception in thread NAME: TYPE: MESSAGE`, which a log tells after the byte `at`; '' when it is not all there yet."""
+    try:
+        with path.open("rb") as file:
+            file.seek(at)
+            lines = file.read(THREAD_BYTES).decode("utf-8", "replace").splitlines(keepends=True)
+    except OSError:
+        return ""
+    mark = IN_THREAD.decode()
+    first = next((i for i, line in enumerate(lines) if mark in line), len(lines))
+    head = "".join(lines[first : first + 1]).strip().rstrip(":")
+    head = head[head.find(mark) :]
+    for line in lines[first + 1 :]:
+        whole = line.endswith("\n") or ended
+        if whole and line.strip() and not line.startswith((" ", "\t", "Traceback")):
+            return f"{head}: {line.strip()}"
+    return head if head and (ended or len(lines) > first + MOST_FRAMES) else ""

@@ -1,0 +1,107 @@
+"""A rank's output on its way into files: all of it, in whole chunks, as a terminal would show it."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from training import console
+from training.launch import output
+from training.launch.output import Output
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Path]:
+    importlib.reload(console)
+    console.open_log(tmp_path / "run.log")
+    yield tmp_path / "run.log"
+    importlib.reload(console)
+
+
+@pytest.fixture
+def through(log: Path, tmp_path: Path) -> Callable[..., Output]:
+    """Each of these pieces is read by itself; the output is closed, if not `still` open."""
+
+    def make(*pieces: bytes, shown: bool = True, still: bool = False) -> Output:
+        read, write = os.pipe()
+        made = Output(read, tmp_path / "rank1.log", shown)
+        for piece in pieces:
+            os.write(write, piece)
+            assert made.drain()
+        os.close(write)
+        if not still:
+            made.close()
+        return made
+
+    return make
+
+
+def test_every_byte_goes_to_the_ranks_log_and_the_console(
+    through: Callable[..., Output], log: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    pieces = [b"one\ntw", b"o\n\xff\xfe\n", b" 10 %\r 50 %", b"\r100 %\n", b"last"]
+    through(*pieces)
+    assert (tmp_path / "rank1.log").read_bytes() == capfdbinary.readouterr().err == b"".join(pieces)
+    assert log.read_text() == "one\ntwo\n\ufffd\ufffd\n100 %\nlast\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        (b"plain\nwindows\r\n", "plain\nwindows\n"),
+        (b" 10 %\r      \r\nnext\n", "next\n"),
+        (b"\x1b[32mgreen\x1b[0m\n", "green\n"),
+        (b"\n\n", "\n\n"),
+    ],
+    ids=["line ends", "a bar that was wiped out", "colours", "empty lines"],
+)
+def test_the_log_gets_what_a_terminal_shows(through: Callable[..., Output], log: Path, written: bytes, kept: str) -> None:
+    through(written)
+    assert log.read_text() == kept
+
+
+def test_many_lines_are_one_write(through: Callable[..., Output], log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[int] = []
+    original = os.write
+    monkeypatch.setattr(console.os, "write", lambda fd, data: (writes.append(fd), original(fd, data))[1])
+    through(b"a line of it\n" * 4000)
+    assert log.stat().st_size == 52_000 and len(writes) == 2, "the pipe's and the log's"
+
+
+def test_a_line_without_an_end_takes_no_memory(through: Callable[..., Output]) -> None:
+    made = through(*[b"\r 50 %" * 10_000] * 4, still=True)
+    assert len(made._line) <= output.OPEN_BYTES
+    made.close()
+
+
+def test_the_rank_need_not_wait_for_each_read(through: Callable[..., Output]) -> None:
+    made = through(still=True)
+    assert fcntl.fcntl(made.fd, fcntl.F_GETPIPE_SZ) == output.PIPE_BYTES
+    made.close()
+
+
+TRACEBACK = (
+    b'Exception in thread Thread-1 (work):\nTraceback (most recent call last):\n  File "a.py", line 3, in work\nValueError: planted\n'
+)
+
+
+@pytest.mark.parametrize("cut", [5, 40, 70, len(TRACEBACK) - 3])
+def test_an_exception_in_a_thread_is_told_once_when_all_of_it_is_there(through: Callable[..., Output], cut: int) -> None:
+    made = through(b"step 1\n", TRACEBACK[:cut], shown=False, still=True)
+    assert made.thread() == ""
+    made.close()
+    made = through(b"step 1\n", TRACEBACK[:cut], TRACEBACK[cut:], TRACEBACK, shown=False, still=True)
+    assert made.thread() == "Exception in thread Thread-1 (work): ValueError: planted"
+    assert made.thread() == made.thread(ended=True) == ""
+    made.close()
+
+
+def test_what_the_console_shows_anyway_is_not_told_again(through: Callable[..., Output]) -> None:
+    made = through(TRACEBACK, still=True)
+    assert made.thread(ended=True) == ""
+    made.close()
