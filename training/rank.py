@@ -33,6 +33,7 @@ Plan = dict[str, Any]
 POLL_S = 0.05
 END_S = 3600.0  # the others wait so long for rank 0's last checkpoint
 SUPERVISED = "DUET_SUPERVISED"
+ENDED = "the ranks had been started and have ended"
 
 
 def main(args: list[str], environ: MutableMapping[str, str]) -> int:
@@ -73,7 +74,7 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
         return int(Exit.DONE)
     except UserError as error:
         error.said_by_another |= run is not None and environ.get("RANK", "0") != "0"
-        console.report(error)
+        console.report(error, "nothing was launched" if run is None else ENDED)
         if ending:
             ending.close(int(error.code), str(error))
         return int(error.code)

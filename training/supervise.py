@@ -68,7 +68,7 @@ def _run(run: rundir.RunDir, plan: dict[str, Any], stages: set[str], ending: End
             with Guardian() as token:
                 return (_together(run, plan, ending, line, token) if line else _attempts(run, plan, ending, stages, token)), ""
     except UserError as error:
-        console.report(error)
+        console.report(error, "the training has ended" if ending.begun else "nothing was launched")
         return error.code, str(error)
     except KeyboardInterrupt:
         text = "interrupted before the start"

@@ -59,7 +59,7 @@ def test_an_option_of_a_wrong_type_is_told_as_any_field(home: Path, line: str, w
 
 def test_variables_of_our_own_set_no_option(home: Path, write: Write) -> None:
     """Every script exports DUET_ROOT."""
-    task = write("t.py", "OPTIONS = {'root': 'pictures'}\nclass My(Task): ...\n")
+    task = write("t.py", "OPTIONS = {'root': 'pictures'}\nclass My(Task): model = train_data = loss = 0\n")
     found = look(f"--task={task}", env={"DUET_ROOT": "/where/we/are"})
     assert found.problems == [] and found.resolved.options == {"root": "pictures"}
 

@@ -217,6 +217,13 @@ def test_json_that_is_no_flat_object(text: str, said: str, write: Write) -> None
     assert '{"depth": 12}' in problem.allowed
 
 
+def test_json_as_editors_accept_it_with_comments_and_a_trailing_comma(write: Write) -> None:
+    text = '{\n  // why, with a "quote"\n  "data": "http://x,]", // here, too\n  "seed": 4, // the last\n}\n'
+    values, problems = load(Path(write("c.json", text)))
+    assert ({name: value for name, (value, _) in values.items()}, problems) == ({"data": "http://x,]", "seed": 4}, [])
+    assert "c.json:4:1: " in refused(write("c.json", '{\n"seed": 4,\n"depth": 12,,\n}')).what
+
+
 def test_json_keys_given_twice(write: Write) -> None:
     _, problems = load(Path(write("c.json", '{"depth": 1, "seed": 2, "depth": 3, "seed": 2}')))
     assert [p.what for p in problems] == ["c.json: 'depth' is given twice", "c.json: 'seed' is given twice"]

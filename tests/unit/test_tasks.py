@@ -81,12 +81,12 @@ def test_a_field_that_only_gpt_has_may_be_an_options_name(write: Write) -> None:
 
 @pytest.mark.parametrize("text", ["OPTIONS: dict[str, float] = {'rate': -1.5}\n", "OPTIONS = {\n    'rate': -1.5,  # a comment\n}\n"])
 def test_however_the_options_are_written(text: str, write: Write) -> None:
-    kind, problems = tasks.find(write("t.py", f"{text}class My(Task): ...\n"), "default")
+    kind, problems = tasks.find(write("t.py", f"{text}class My(Task): model = train_data = loss = 0\n"), "default")
     assert problems == [] and kind.own["rate"].default == -1.5
 
 
 def test_a_task_without_options(write: Write) -> None:
-    kind, problems = tasks.find(write("t.py", "class My(Task): ...\n"), "default")
+    kind, problems = tasks.find(write("t.py", "class My(Task): model = train_data = loss = 0\n"), "default")
     assert (problems, kind.own, kind.name) == ([], {}, "t")
 
 
@@ -103,7 +103,7 @@ def test_an_unknown_name_gets_the_nearest(typed: str, near: str) -> None:
 def test_a_missing_file_gets_the_one_that_is_there(home: Path, line: str) -> None:
     problem = refused("my_line.py")
     assert problem.what == "task is 'my_line.py' (from --task on the command line): it can not be read: No such file or directory"
-    assert problem.fixes == ["--task=my line.py"]
+    assert problem.fixes == ["--task='my line.py'"]
     assert refused("no folder/my_line.py").fixes == []
 
 
@@ -112,19 +112,41 @@ def test_a_missing_file_gets_the_one_that_is_there(home: Path, line: str) -> Non
     [
         ("class My(Task)\n    pass\n", "t.py:1: expected ':': 'class My(Task)'"),
         ("x = 1\nclass My:\n    pass\n", "task is 't.py' (from --task on the command line), and no class in it is a Task"),
-        ("import os\nOPTIONS = {'a': os.sep}\nclass My(Task): ...\n", "t.py:2: OPTIONS can not be read without running the file"),
-        ("OPTIONS = dict(a=1)\nclass My(Task): ...\n", "t.py:1: OPTIONS can not be read without running the file"),
-        ("OPTIONS = ['a']\nclass My(Task): ...\n", "t.py:1: OPTIONS can not be read without running the file"),
-        ("OPTIONS: dict\nclass My(Task): ...\n", "t.py:1: OPTIONS can not be read without running the file"),
-        ("OPTIONS = {'seed': 1}\nclass My(Task): ...\n", "t.py:1: the option 'seed' of OPTIONS is a field of every training"),
-        ("OPTIONS = {'task': 'x'}\nclass My(Task): ...\n", "t.py:1: the option 'task' of OPTIONS is a field of every training"),
-        ("OPTIONS = {'config': 'x'}\nclass My(Task): ...\n", "t.py:1: the option 'config' of OPTIONS is a field of every training"),
-        ("OPTIONS = {'opt': 'x'}\nclass My(Task): ...\n", "t.py:1: the option 'opt' of OPTIONS is a field of every training"),
-        ("OPTIONS = {'sizes': [1, 2]}\nclass My(Task): ...\n", "t.py:1: the option 'sizes' of OPTIONS is a list"),
-        ("OPTIONS = {'size': None}\nclass My(Task): ...\n", "t.py:1: the option 'size' of OPTIONS is a NoneType"),
-        ("OPTIONS = {'a-b': 1}\nclass My(Task): ...\n", "t.py:1: the option 'a-b' of OPTIONS is no name"),
-        ("OPTIONS = {'lambda': 1}\nclass My(Task): ...\n", "t.py:1: the option 'lambda' of OPTIONS is no name"),
-        ("OPTIONS = {3: 1}\nclass My(Task): ...\n", "t.py:1: the option 3 of OPTIONS is no name"),
+        (
+            "from torch.utils.data import Dataset\nclass D(Dataset): ...\nclass My(Task):\n    def model(self): ...\n",
+            "t.py:3: class My lacks train_data, loss",
+        ),
+        (
+            "import os\nOPTIONS = {'a': os.sep}\nclass My(Task): model = train_data = loss = 0\n",
+            "t.py:2: OPTIONS can not be read without running the file",
+        ),
+        (
+            "OPTIONS = dict(a=1)\nclass My(Task): model = train_data = loss = 0\n",
+            "t.py:1: OPTIONS can not be read without running the file",
+        ),
+        ("OPTIONS = ['a']\nclass My(Task): model = train_data = loss = 0\n", "t.py:1: OPTIONS can not be read without running the file"),
+        ("OPTIONS: dict\nclass My(Task): model = train_data = loss = 0\n", "t.py:1: OPTIONS can not be read without running the file"),
+        (
+            "OPTIONS = {'seed': 1}\nclass My(Task): model = train_data = loss = 0\n",
+            "t.py:1: the option 'seed' of OPTIONS is a field of every training",
+        ),
+        (
+            "OPTIONS = {'task': 'x'}\nclass My(Task): model = train_data = loss = 0\n",
+            "t.py:1: the option 'task' of OPTIONS is a field of every training",
+        ),
+        (
+            "OPTIONS = {'config': 'x'}\nclass My(Task): model = train_data = loss = 0\n",
+            "t.py:1: the option 'config' of OPTIONS is a field of every training",
+        ),
+        (
+            "OPTIONS = {'opt': 'x'}\nclass My(Task): model = train_data = loss = 0\n",
+            "t.py:1: the option 'opt' of OPTIONS is a field of every training",
+        ),
+        ("OPTIONS = {'sizes': [1, 2]}\nclass My(Task): model = train_data = loss = 0\n", "t.py:1: the option 'sizes' of OPTIONS is a list"),
+        ("OPTIONS = {'size': None}\nclass My(Task): model = train_data = loss = 0\n", "t.py:1: the option 'size' of OPTIONS is a NoneType"),
+        ("OPTIONS = {'a-b': 1}\nclass My(Task): model = train_data = loss = 0\n", "t.py:1: the option 'a-b' of OPTIONS is no name"),
+        ("OPTIONS = {'lambda': 1}\nclass My(Task): model = train_data = loss = 0\n", "t.py:1: the option 'lambda' of OPTIONS is no name"),
+        ("OPTIONS = {3: 1}\nclass My(Task): model = train_data = loss = 0\n", "t.py:1: the option 3 of OPTIONS is no name"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_told_with_its_line(text: str, said: str, write: Write) -> None:
@@ -133,7 +155,9 @@ def test_what_is_wrong_with_a_file_is_told_with_its_line(text: str, said: str, w
 
 
 def test_all_wrong_options_are_told_at_once(write: Write) -> None:
-    _, problems = tasks.find(write("t.py", "OPTIONS = {'seed': 1, 'good': 1, 'sizes': (1, 2)}\nclass My(Task): ...\n"), "default")
+    _, problems = tasks.find(
+        write("t.py", "OPTIONS = {'seed': 1, 'good': 1, 'sizes': (1, 2)}\nclass My(Task): model = train_data = loss = 0\n"), "default"
+    )
     assert [p.what.split("'")[1] for p in problems] == ["seed", "sizes"]
 
 
@@ -178,6 +202,15 @@ def test_a_plan_makes_its_task(home: Path, line: str, imports: None) -> None:
     plan = {"config": {"task": line, "seed": 4}, "task": tasks.Kind("my line", {}, home / line).record({"width": 2, "bias": True})}
     made = tasks.make(plan, CPU, None)
     assert (type(made).__name__, made.options.width, made.config.seed) == ("Line", 2, 4)
+
+
+def test_what_is_found_lacking_before_the_start_is_what_a_task_needs(write: Write) -> None:
+    assert set(own.REQUIRED) == Task.__abstractmethods__
+    for text in (
+        "from mine import Base\nclass My(Base): ...\n",  # only to run it would tell
+        "class Half(Task):\n    def model(self): ...\nclass Whole(Half):\n    train_data = loss = model = 0\n",
+    ):
+        assert tasks.find(write("t.py", text), "default")[1] == []
 
 
 def test_a_class_that_lacks_something_is_named(home: Path, write: Write, imports: None) -> None:

@@ -55,6 +55,12 @@ def without_comments(text: str) -> str:
     return pattern.sub(lambda found: found[0] if found[1] else " " * len(found[0]), text)
 
 
+def relaxed(text: str) -> str:
+    """The same, and for a comma before a closing bracket too: what editors accept as JSON with comments."""
+    pattern = re.compile(rf"({_STRING.pattern})|//[^\n]*|,(?={_GAP.pattern}[}}\]])")
+    return pattern.sub(lambda found: found[0] if found[1] else " " * len(found[0]), text)
+
+
 class _Reader:
     def __init__(self, text: str) -> None:
         self.text, self.at, self.document = text, 0, Document()

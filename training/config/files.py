@@ -131,6 +131,9 @@ def _evaluate(node: ast.expr, known: Values) -> Any:
 
 
 def load_json(text: str, name: str) -> tuple[Values, list[Problem]]:
+    """With // comments and a comma before a closing bracket, as editors accept them."""
+    from training.config.commented_json import relaxed
+
     duplicates: list[str] = []
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -142,7 +145,7 @@ def load_json(text: str, name: str) -> tuple[Values, list[Problem]]:
         return seen
 
     try:
-        value = json.loads(text, object_pairs_hook=pairs)
+        value = json.loads(relaxed(text), object_pairs_hook=pairs)
     except json.JSONDecodeError as error:
         return {}, [Problem(f"{name}:{error.lineno}:{error.colno}: {error.msg}", 'one object such as {"depth": 12}')]
     except (RecursionError, ValueError) as error:  # ValueError: a number with more than 4300 digits

@@ -18,7 +18,7 @@ def option_lines() -> list[str]:
         lines += ["", f"{title}:"]
         for name, f in FIELDS.items():
             meta = f.metadata
-            if meta["group"] != group or meta["hidden"]:
+            if meta["group"] != group:
                 continue
             lines.append(_line(name, f, FIELDS))
     lines += ["", f"Options of --task={VIDEO} (instead of those for gpt alone):"]

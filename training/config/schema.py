@@ -39,14 +39,12 @@ def option(
     choices: tuple[str, ...] = (),
     words: tuple[str, ...] = (),
     env: str = "",
-    hidden: bool = False,
     gpt: bool = False,
 ) -> Any:
     """A field: `unit` says unit and scope, `low`/`high` are inclusive, `words` are allowed beside the type (auto, none),
-    `env` is an environment variable of other tools that sets it too (besides DUET_<FIELD>); `hidden`: not in --help; `gpt`: other
-    tasks do not have it."""
+    `env` is an environment variable of other tools that sets it too (besides DUET_<FIELD>); `gpt`: other tasks do not have it."""
     meta = {"group": group, "help": help, "unit": unit, "low": low, "high": high, "gpt": gpt}
-    return field(default=default, metadata={**meta, "choices": choices, "words": words, "env": env, "hidden": hidden})
+    return field(default=default, metadata={**meta, "choices": choices, "words": words, "env": env})
 
 
 @dataclass
@@ -221,7 +219,7 @@ class Config:
         env="USE_LIBUV",
     )
     debug: bool = option(False, "launch", "NCCL and torch.distributed debug output for this run")
-    inject: str = option("", "launch", "a fault on purpose (CONTRIBUTING.md); list shows them all", unit="FAULT@key=value,…", hidden=True)
+    inject: str = option("", "launch", "inject a fault (CONTRIBUTING.md); list shows every fault", unit="FAULT@key=value,…")
 
 
 FIELDS = {f.name: f for f in fields(Config)}

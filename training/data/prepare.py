@@ -15,6 +15,7 @@ import shutil
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -110,8 +111,7 @@ def ensure(
     if found:
         return found
     cache.mkdir(parents=True, exist_ok=True)
-    with open(cache / f".{folder.name}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two runs at once: the second waits and finds it done
+    with _alone(cache / f".{folder.name}.lock"):  # two runs at once: the second waits and finds it done
         found, damage = _existing(folder, progress)
         if found:
             return found
@@ -127,6 +127,25 @@ def ensure(
         finally:
             shutil.rmtree(work, ignore_errors=True)
     return made
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Holds a lock file, which is gone afterwards."""
+    while True:
+        with open(path, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                same = os.path.samestat(os.fstat(lock.fileno()), os.stat(path))
+            except FileNotFoundError:
+                same = False
+            if not same:  # whoever held it before has removed it: another one may hold a new file of that name
+                continue
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
 
 
 def _existing(folder: Path, progress: Progress) -> tuple[Prepared | None, str]:

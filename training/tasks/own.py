@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import keyword
 import os
 import shlex
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from training.tasks.base import Task
 
 OPTIONS = "OPTIONS"
+NO_TASKS = ("torch", "torchvision", "numpy")
+REQUIRED = ("model", "train_data", "loss")  # what training.tasks.base.Task leaves to a task
 KINDS = ("bool", "int", "float", "str")
 
 
@@ -46,6 +49,9 @@ def read(path: Path, origin: str) -> tuple[dict[str, Field[Any]], list[Problem]]
         return {}, [Problem(f"{said}: it can not be read: {getattr(error, 'strerror', None) or error}", "a Python file", fixes)]
     if not any(isinstance(node, ast.ClassDef) and node.bases for node in tree.body):
         return {}, [Problem(f"{said}, and no class in it is a Task", "class MyTask(Task), as docs/tasks.md shows")]
+    if lacking := _lacking(tree):
+        what = f"{path}:{lacking[0].lineno}: class {lacking[0].name} lacks {', '.join(lacking[1])}"
+        return {}, [Problem(what, f"a Task with {', '.join(REQUIRED)}, as docs/tasks.md shows")]
     given = [node for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign)) and _names(node) == [OPTIONS]]
     found: dict[str, Field[Any]] = {}
     problems: list[Problem] = []
@@ -62,6 +68,44 @@ def read(path: Path, origin: str) -> tuple[dict[str, Field[Any]], list[Problem]]
         if not problems:
             found |= _fields(options)
     return found, problems
+
+
+def _lacking(tree: ast.Module) -> tuple[ast.ClassDef, list[str]] | None:
+    """The last Task of the file and what it lacks, where no class is whole as far as the file alone shows it."""
+    modules = _modules(tree)
+    known: dict[str, set[str]] = {"Task": set()}  # a Task of this file → what it and its bases here define
+    found: tuple[ast.ClassDef, list[str]] | None = None
+    for node in (n for n in tree.body if isinstance(n, ast.ClassDef) and n.bases):
+        bases = [ast.unparse(base) for base in node.bases]
+        ours = [base.rpartition(".")[2] for base in bases if base.rpartition(".")[2] in known]
+        if any(_may_be_task(base, modules) for base in bases if base.rpartition(".")[2] not in known):
+            return None  # seen when the file is run
+        if not ours:
+            continue
+        own = {n.name for n in ast.walk(node) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
+        own |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        known[node.name] = own.union(*(known[base] for base in ours))
+        if not (lacks := [name for name in REQUIRED if name not in known[node.name]]):
+            return None
+        found = node, lacks
+    return found
+
+
+def _modules(tree: ast.Module) -> dict[str, str]:
+    """Imported name → the package that it is from."""
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {(n.asname or n.name).partition(".")[0]: n.name.partition(".")[0] for n in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {n.asname or n.name: (node.module or "").partition(".")[0] for n in node.names}
+    return found
+
+
+def _may_be_task(base: str, modules: Mapping[str, str]) -> bool:
+    """Of a base class from elsewhere: data sets, modules and exceptions are not."""
+    package = modules.get(base.partition(".")[0])
+    return not (package in NO_TASKS or package in sys.stdlib_module_names or (package is None and hasattr(builtins, base)))
 
 
 def _names(node: ast.Assign | ast.AnnAssign) -> list[str]:
