@@ -33,7 +33,7 @@ endef
 
 # The environment of the product itself, then the optional packages on top.
 extras:
-	@bash -c 'source lib/init.sh && unset VIRTUAL_ENV CONDA_PREFIX && { python::find || python::make; }'
+	@bash -c 'source lib/init.sh && unset VIRTUAL_ENV CONDA_PREFIX && { python::find || venv::make; }'
 	$(call install,requirements-extras.lock,extras.stamp,the optional packages)
 
 # All of it, since tests need the optional packages too, and the test tools.

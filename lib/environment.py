@@ -1,7 +1,8 @@
 """The Python environment of the project.
 
-missing         says what the running interpreter lacks, exit 1 when it lacks something
-local DIR       says what is wrong with DIR as an own build of PyTorch (TORCH_LOCAL_PATH), exit 1 when something is
+missing [ENV]   prints what the running interpreter lacks; exit 0: nothing, 3: only small packages beside its torch (the next lines are
+                commands that help), 1: it cannot be used
+local DIR       prints what is wrong with DIR as an own build of PyTorch (TORCH_LOCAL_PATH), exit 1 when something is
 make ROOT STAMP builds ROOT/.venv from the lock file
 
 Runs with any Python >= 3.10 before anything is installed: standard library only, and not part of the package. What is
@@ -14,14 +15,18 @@ import importlib.machinery
 import importlib.util
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
+from typing import IO
 
+ROOT = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 9)
-STAMP = "duet.stamp"  # in .venv, written last: what it was made from (see python::_stamp)
+STAMP = "duet.stamp"  # in .venv, written last: what it was made from (see venv::_stamp)
 HOME = "duet.home"  # in .venv: the project it was made for
-OK, RESOURCES, INTERRUPTED = 0, 3, 130  # see class Exit in training/errors.py
+FILES = "duet.files"  # in .venv: what must be there and not empty (see venv::is_whole)
+OK, UNUSABLE, RESOURCES, INTERRUPTED = 0, 1, 3, 130  # see class Exit in training/errors.py
 
 
 def version_in(torch: Path) -> tuple[int, ...] | None:
@@ -44,14 +49,9 @@ def dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def direct_requirements(root: Path) -> list[str]:
-    """Names of requirements.in."""
-    lines = (root / "requirements.in").read_text(encoding="utf-8").splitlines()
-    return [re.split(r"[=<>~! ;#]", line, maxsplit=1)[0] for line in lines if line and not line.startswith("#")]
-
-
-def missing(root: Path) -> list[str]:
-    from importlib import metadata
+def missing(environment: str) -> tuple[int, str]:
+    sys.path.insert(0, str(ROOT))
+    from training.host import packages
 
     out = []
     if sys.version_info < OLDEST_PYTHON:
@@ -60,13 +60,13 @@ def missing(root: Path) -> list[str]:
     if version is None or version < OLDEST_TORCH:
         found = "no torch" if version is None else f"torch {dotted(version)}"
         out.append(f"{found} ({dotted(OLDEST_TORCH)} or newer is needed)")
-    for name in direct_requirements(root):
-        try:
-            if name != "torch":
-                metadata.version(name)
-        except metadata.PackageNotFoundError:
-            out.append(f"no {name}")
-    return out
+    lacks = packages.lacking(name for name in packages.REQUIRED if name != "torch")
+    text = ", ".join([*out, *(f"no {name}" for name in lacks)])
+    if out or not lacks:
+        return UNUSABLE if out else OK, text
+    leave = "conda deactivate" if os.environ.get("CONDA_PREFIX") == environment else "deactivate"
+    python = shlex.join([f"{environment}/bin/python" if environment else sys.executable, "-m", "pip", "install", *lacks])
+    return RESOURCES, f"{text}\n    try:     {python}\n    or:      {leave}   # then the first start makes .venv, with a torch of its own"
 
 
 def wrong_with_local(folder: Path) -> str:
@@ -92,33 +92,58 @@ def make(root: Path, stamp: str) -> int:
     from training.host.process import die_with_parent
 
     die_with_parent()
+    venv = root / ".venv"
     try:
-        with open(root / ".venv.lock", "w") as lock:
+        with _lock(root / ".venv.lock") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:  # two first runs at once: the second waits and finds it done
                 console.info("waiting: another run is making the environment")
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            if _is_made(root / ".venv", stamp):
+            if _is_made(venv, stamp):
                 return OK
-            problem = _not_ours(root / ".venv") or _build(root, "torch=local" not in stamp, lock.fileno())
+            problem = _not_ours(venv) or _build(root, "torch=local" not in stamp, lock.fileno())
             if not problem:
-                (root / ".venv" / STAMP).write_text(stamp, encoding="utf-8")
+                (venv / STAMP).write_text(stamp, encoding="utf-8")
+    except PermissionError as error:
+        problem = _not_writable(root, error)
     except OSError as error:
         problem = str(error)
     except KeyboardInterrupt:
         console.error(f"interrupted while making the environment (exit {INTERRUPTED}); the next run begins it again")
         return INTERRUPTED
     if problem:
-        console.error(f"the environment could not be made: {problem} (exit {RESOURCES})")
+        what, newline, more = problem.partition("\n")
+        console.error(f"the environment could not be made: {what} (exit {RESOURCES}){newline}{more}")
     return RESOURCES if problem else OK
 
 
+def _lock(path: Path) -> IO[str]:
+    """Open for its lock alone: another user's file that may only be read serves too."""
+    try:
+        return path.open("a")
+    except PermissionError:
+        if not path.exists():
+            raise
+        return path.open()
+
+
+def _not_writable(root: Path, error: PermissionError) -> str:
+    return (
+        f"{error.filename or root} cannot be written by this user ({error.strerror})\n"
+        "    allowed: a project folder of your own, a .venv that its owner has finished, or an active environment with torch\n"
+        f"    try:     git clone {shlex.quote(str(root))} ~/{shlex.quote(root.name)}   # and start it there"
+    )
+
+
 def _is_made(venv: Path, stamp: str) -> bool:
-    """The same question as at the end of python::find, asked again by the one that has waited."""
-    python, stamp_file = (venv / "bin/python").resolve(), venv / STAMP
+    """The same question as venv::is_current, asked again by the one that has waited."""
+    python, stamp_file, files = (venv / "bin/python").resolve(), venv / STAMP, venv / FILES
+    if not python.is_file() or not stamp_file.is_file() or stamp_file.read_text(encoding="utf-8") != stamp:
+        return False
     packages = venv / "lib" / python.name if python.name.startswith("python3.") else venv
-    return python.is_file() and packages.is_dir() and stamp_file.is_file() and stamp_file.read_text(encoding="utf-8") == stamp
+    names = files.read_text(encoding="utf-8").splitlines() if files.is_file() else []
+    return packages.is_dir() and all((venv / name).is_file() and (venv / name).stat().st_size for name in names)
 
 
 def _not_ours(venv: Path) -> str:
@@ -133,11 +158,9 @@ def _not_ours(venv: Path) -> str:
 
 def _build(root: Path, with_torch: bool, lock: int) -> str:
     """Make and fill .venv; the problem if there is one. The open file `lock` stays locked as long as pip lives."""
-    import functools
-    import subprocess
+    import install
 
     from training import console
-    from training.host.process import die_with_parent
 
     # What can fail easily comes before the old environment goes.
     wanted = (root / "requirements.lock").read_text(encoding="utf-8").splitlines()
@@ -155,41 +178,32 @@ def _build(root: Path, with_torch: bool, lock: int) -> str:
     pip = [str(venv / "bin/python"), *([str(runner)] if outer else ["-m", "pip"])]
     options += ["--without-pip"] if outer else []
 
-    run = functools.partial(
-        subprocess.run,
-        stdout=sys.stderr,
-        check=False,
-        pass_fds=[lock],
-        preexec_fn=functools.partial(die_with_parent, os.getpid()),  # one thread: safe
-    )
     (venv / STAMP).unlink(missing_ok=True)
+    steps = install.Steps(venv, lock)
     # --clear empties the folder instead of removing it: .venv may be a link to one on a larger disk.
-    if run([sys.executable, "-m", "venv", "--clear", *options, str(venv)]).returncode:
-        return "`python3 -m venv` failed (try: apt-get install python3-venv)"
+    if steps.run("making an empty environment", [sys.executable, "-m", "venv", "--clear", *options, str(venv)]):
+        return f"`python3 -m venv` failed (try: apt-get install python3-venv)\n{steps.last_words()}"
     (venv / HOME).write_text(str(root), encoding="utf-8")
     chosen = venv / "requirements.txt"
     chosen.write_text("".join(f"{line}\n" for line in wanted if with_torch or not line.startswith("torch==")), encoding="utf-8")
-    env = os.environ | {"PIP_REQUIRE_VIRTUALENV": "0", "PIP_USER": "0", "PYTHONUNBUFFERED": "1"}
-    bar = "on" if sys.stderr.isatty() else "off"
-    install = [*pip, "install", "--no-compile", "--disable-pip-version-check", "--progress-bar", bar, "-r", str(chosen)]
-    if run(install, env=env).returncode:
-        return "pip failed, see its message above; the same command again begins it again"
-    # pip compiles with one core; all of them take seconds. Without it, and where PYTHONDONTWRITEBYTECODE is set (many
-    # containers), each start would compile torch again: 4 s. Some packages hold files that are no Python: no error.
-    console.info("compiling the packages")
-    site = [sys.executable, "-m", "compileall", "-q", "-j", "0", *map(str, venv.glob("lib/python3.*/site-packages"))]
-    run(site, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    if steps.install(pip, chosen):
+        return f"pip failed; the same command again begins it again\n{steps.last_words()}"
+    steps.compile()
+    (venv / FILES).write_text("".join(f"{name}\n" for name in install.essential(venv)), encoding="utf-8")
     return ""
 
 
 def main(argv: list[str]) -> int:
     if argv[0] == "make":
         return make(Path(argv[1]), argv[2])
-    root = Path(__file__).resolve().parent.parent
-    text = wrong_with_local(Path(argv[1])) if argv[0] == "local" else ", ".join(missing(root))
+    if argv[0] == "local":
+        text = wrong_with_local(Path(argv[1]))
+        code = UNUSABLE if text else OK
+    else:
+        code, text = missing("".join(argv[1:2]))
     if text:
         print(text)
-    return bool(text)
+    return code
 
 
 if __name__ == "__main__":

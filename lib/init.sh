@@ -36,5 +36,7 @@ source "$DUET_ROOT/lib/log.sh"
 source "$DUET_ROOT/lib/help.sh"
 # shellcheck source=lib/python.sh
 source "$DUET_ROOT/lib/python.sh"
+# shellcheck source=lib/venv.sh
+source "$DUET_ROOT/lib/venv.sh"
 # shellcheck source=lib/run.sh
 source "$DUET_ROOT/lib/run.sh"

@@ -1,15 +1,16 @@
 # shellcheck shell=bash
-# Finds or makes the Python environment. Sets PYTHON to an interpreter that has everything of requirements.lock.
+# Finds the Python environment. Sets PYTHON to an interpreter that has the packages.
 #
 #   1. TORCH_LOCAL_PATH=DIR  an own build of PyTorch (DIR/torch): all else from .venv
-#   2. an active environment (venv or conda) that has torch and the other packages: used as it is
-#   3. .venv in the project: made and filled at the first run, recognised by a stamp at later ones
+#   2. an active environment (venv or conda) that has torch and the few other packages that every run needs: used as it is
+#   3. .venv in the project: made and filled at the first run (lib/venv.sh), recognised at later ones
 
+# shellcheck disable=SC2034 # used by the other parts
 PYTHON=
 
 # Any Python that can run the standard-library parts (help, checking the command line, the monitor), the quickest to start.
 python::any() {
-  if [[ -x $DUET_ROOT/.venv/bin/python ]]; then
+  if venv::is_whole; then
     printf '%s' "$DUET_ROOT/.venv/bin/python"
   else
     python::base quick
@@ -38,36 +39,46 @@ python::base() {
   return "$EXIT_RESOURCES"
 }
 
-# Sets PYTHON. Usage: python::ensure ARGS… of the script
+# Sets PYTHON; ends the script where its command can be answered without the packages. Usage: python::ensure ARGS… of the script
 python::ensure() {
-  local any
-  python::find && return
-  # A typing error is answered now, not after the installation.
-  any=$(python::any) || return
-  "$any" "$DUET_ROOT/lib/run_module.py" training.request "$DUET_SCRIPT" "$@" || return
-  python::make
+  python::find || python::_install_after training.plan --before-install "$DUET_SCRIPT" "$@"
 }
 
-# Sets PYTHON, or fails when the environment has to be made first.
+# Ask a module of the project what it can answer with any Python (mistakes, GPUs that are missing, a dry run); install only when it
+# has nothing to say. Usage: python::_install_after MODULE ARGS…
+python::_install_after() {
+  local any answer status=0
+  any=$(python::any) || exit
+  answer=$("$any" "$DUET_ROOT/lib/run_module.py" "$@") || status=$?
+  [[ -z $answer ]] || printf '%s\n' "$answer"
+  [[ $status == 0 && -z $answer ]] || exit "$status"
+  venv::make || exit
+}
+
+# Sets PYTHON, or fails when the environment has to be made first. Ends the script where the active one is only incomplete.
 python::find() {
-  local active=${VIRTUAL_ENV:-${CONDA_PREFIX:-}} lacking stamp='' real
+  local active=${VIRTUAL_ENV:-${CONDA_PREFIX:-}} lacking status=0
+  PYTHON=$DUET_ROOT/.venv/bin/python
   if [[ -n ${TORCH_LOCAL_PATH:-} ]]; then
     python::_use_local_torch || exit
   elif [[ -x $active/bin/python && ! $active -ef $DUET_ROOT/.venv ]]; then
-    if lacking=$("$active/bin/python" "$DUET_ROOT/lib/environment.py" missing 2>/dev/null); then
+    lacking=$("$active/bin/python" "$DUET_ROOT/lib/environment.py" missing "$active" 2>/dev/null) || status=$?
+    case $status in
+    0)
       PYTHON=$active/bin/python
       return 0
-    fi
+      ;;
+    "$EXIT_RESOURCES") # it has torch: a second one is not what the user wants
+      venv::is_current || {
+        log::error "the active environment $active has torch, but not all that is needed: $lacking"
+        exit "$EXIT_RESOURCES"
+      }
+      ;;
+    esac
+    lacking=${lacking%%$'\n'*}
     log::info "the active environment $active is not used: ${lacking:-its Python does not run or is too old}"
   fi
-  PYTHON=$DUET_ROOT/.venv/bin/python
-  [[ -x $PYTHON && -f $DUET_ROOT/.venv/duet.stamp ]] || return
-  IFS= read -r stamp <"$DUET_ROOT/.venv/duet.stamp" || true # the file has no last newline
-  # With a torch of the user, a .venv that has another one serves as well: his comes first on the path.
-  [[ $stamp == "$(python::_stamp)" || $stamp == "$(TORCH_LOCAL_PATH='' python::_stamp)" ]] || return
-  # /usr/bin/python3 may have become another Python since (upgrade of the system): its packages are not there.
-  real=$(readlink -f -- "$PYTHON")
-  [[ ${real##*/} != python3.* || -d $DUET_ROOT/.venv/lib/${real##*/} ]]
+  venv::is_current
 }
 
 python::_use_local_torch() {
@@ -80,19 +91,4 @@ python::_use_local_torch() {
   TORCH_LOCAL_PATH=$(CDPATH='' cd -- "$TORCH_LOCAL_PATH" && pwd) # a relative path would mean something else in another folder
   export PYTHONPATH="$TORCH_LOCAL_PATH${PYTHONPATH:+:$PYTHONPATH}" LD_LIBRARY_PATH="$TORCH_LOCAL_PATH/torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
   log::info "PyTorch from TORCH_LOCAL_PATH=$TORCH_LOCAL_PATH (PYTHONPATH, LD_LIBRARY_PATH)"
-}
-
-# What .venv must have been made from: the lock file, and whether torch came with it.
-python::_stamp() {
-  printf '%s torch=%s' "$(cksum <"$DUET_ROOT/requirements.lock")" "${TORCH_LOCAL_PATH:+local}"
-}
-
-python::make() {
-  local base stamp
-  base=$(python::base) || return
-  stamp=$(python::_stamp)
-  log::info "making the environment .venv with $base (once, some minutes with a slow network)"
-  # Nothing on the user's own PYTHONPATH counts as installed: it may be gone at the next run.
-  PYTHONPATH='' "$base" "$DUET_ROOT/lib/environment.py" make "$DUET_ROOT" "$stamp" || return
-  log::success "environment ready: $DUET_ROOT/.venv"
 }

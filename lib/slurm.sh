@@ -79,13 +79,9 @@ slurm::train() {
   slurm::_ask end "$DUET_ROOT" "$status" "$SLURM_STOPPED"
 }
 
-# Sets PYTHON; a typing error is answered before anything is installed.
+# Sets PYTHON; what can be answered without the packages is answered before they are installed.
 slurm::_environment() {
-  local any
-  python::find && return
-  any=$(python::any) || return
-  "$any" "$DUET_ROOT/lib/run_module.py" training.slurm check "$@" || return
-  python::make
+  python::find || python::_install_after training.slurm check "$@"
 }
 
 slurm::_ask() {

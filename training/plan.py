@@ -5,16 +5,21 @@
 prints the folder with what the shell needs of it, and nothing else; problems go to standard error with exit 2 (configuration) or 3
 (machine), and then nothing was made. With --dry_run it prints the plan instead; where this process is a rank that something
 else has started, the word 'rank': train.py plans then, together with the other ranks.
+
+    python lib/run_module.py training.plan --before-install SCRIPT [ARGS…]
+
+with any Python: answers what needs no packages (problems, --dry_run), and prints nothing where they have to be installed first.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from training import console, plan_common, plan_files, resume, tasks
+from training import command, console, plan_common, plan_files, resume, tasks
 from training import script as own_script
 from training.asked import ENTRYPOINT
 from training.config import batch, flags
@@ -24,6 +29,8 @@ from training.host import decide, gpus, memory, preflight, torch_build, variable
 from training.launch.place import RANK
 from training.plan_common import Decided, Plan
 from training.request import Launch, Request, read
+
+BEFORE_INSTALL = "--before-install"
 
 
 def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[preflight.Check]]:
@@ -136,6 +143,7 @@ def describe(plan: Plan, checks: list[preflight.Check]) -> str:
 
 def show(request: Launch, plan: Plan, checks: list[preflight.Check]) -> int:
     """`--dry_run`, `--explain` and `--check`: print what they show; returns the exit code."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… --dry_run | head` ends it in silence
     if not request.check:
         print(describe(plan, checks))
         return int(Exit.RESOURCES if preflight.worst(checks) == preflight.ERROR else Exit.DONE)
@@ -166,6 +174,9 @@ def make(script: str, args: list[str], environ: Mapping[str, str]) -> tuple[Requ
 
 
 def main() -> int:
+    installed = BEFORE_INSTALL not in sys.argv[1:2]
+    if not installed:
+        del sys.argv[1]
     if flags.parse(own_script.split(sys.argv[2:])[0]).on("help"):  # --help=true; the scripts answer --help themselves
         print("\n".join(option_lines()))
         return 0
@@ -176,10 +187,11 @@ def main() -> int:
         return 0
     try:
         if own_script.asked_for(sys.argv[2:]):
-            return _hand_out(*_script(sys.argv[1], sys.argv[2:], os.environ))
-        request = read(sys.argv[1], sys.argv[2:], os.environ)
+            return _hand_out(*_script(sys.argv[1], sys.argv[2:], os.environ, installed))
+        request = read(sys.argv[1], sys.argv[2:], os.environ, installed)
         if request.place.kind == RANK:
-            print(RANK)
+            if installed:
+                print(RANK)
             return 0
         return _hand_out(request, *build(request, os.environ))
     except NothingToDo as done:
@@ -190,15 +202,18 @@ def main() -> int:
         return int(error.code)
 
 
-def _script(program: str, args: list[str], environ: Mapping[str, str]) -> tuple[Launch, Plan, list[preflight.Check]]:
+def _script(program: str, args: list[str], environ: Mapping[str, str], installed: bool) -> tuple[Launch, Plan, list[preflight.Check]]:
     from training import plan_script
 
     request = own_script.read(program, args, environ)
+    request.installed = installed
     return request, *plan_script.build(request, environ)
 
 
 def _hand_out(request: Launch, plan: Plan, checks: list[preflight.Check]) -> int:
     """The run directory for the shell, or the plan for the user."""
+    if not request.installed:  # what only packages can answer comes after their installation
+        return show(request, plan, checks) if request.dry_run and not request.check else 0
     if request.dry_run or request.check:
         return show(request, plan, checks)
     run = plan_files.write(plan, checks, request)
@@ -212,4 +227,4 @@ def _hand_out(request: Launch, plan: Plan, checks: list[preflight.Check]) -> int
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run(lambda _: main(), __doc__, internal=True, pipe=False))

@@ -13,12 +13,12 @@ from typing import Any
 from training.communication import verdicts
 from training.config.batch import Batch
 from training.errors import Exit, UserError
-from training.host import decide, preflight, variables
+from training.host import decide, packages, preflight, variables
 from training.host.gpus import Machine
 from training.host.memory import Load
 from training.host.torch_build import TorchBuild
 from training.launch.place import LOCAL, RANK
-from training.request import Launch
+from training.request import Launch, Request
 
 SCHEMA_VERSION = 1
 Plan = dict[str, Any]
@@ -75,9 +75,19 @@ def start(
         "variables": [v.record() for v in chosen],
         "master_port": port,
         "resume": bool(request.resume_from),
-        "notes": [*request.notes, *decide.left_over(place), *unheard, *variables.useless(environ)],
+        "notes": [*request.notes, *decide.left_over(place), *unheard, *variables.useless(environ), *_not_installed(request)],
         "text": [place.sentence(), f"{ranks} rank{'s' if ranks > 1 else ''}{here} by {launcher.value}: {launcher.reason}"],
     }, [check] if check else []
+
+
+def _not_installed(request: Launch) -> list[str]:
+    """One note on what is off in this run because an optional package is not installed, or on the installation that it begins with."""
+    if not request.installed:
+        return ["the first start makes the environment .venv: torch and the other packages of requirements.lock, some minutes"]
+    tracked = request.tracked() if isinstance(request, Request) else []
+    wanted = ["py-spy", "google-re2", *(["vl-convert-python"] if request.config.report else []), *tracked]
+    text = packages.missing_text(packages.lacking(wanted))
+    return [text] if text else []
 
 
 def refuse_errors(request: Launch, checks: list[preflight.Check]) -> None:

@@ -16,10 +16,10 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from training import console, heartbeat, rundir
+from training import command, console, heartbeat, rundir
 from training.asked import ENTRYPOINT
 from training.errors import Exit, NothingToDo, UserError
-from training.host import allocator, process
+from training.host import allocator, packages, process
 from training.launch.place import NODE
 from training.watch import budget
 from training.watch.sight import serve
@@ -144,6 +144,7 @@ def _draft(args: list[str], environ: MutableMapping[str, str], parent: int) -> t
     place = request.place
     if request.dry_run or request.check:
         return planner.show(request, plan, checks) if place.rank == 0 else 0
+    command.require(tuple(packages.REQUIRED), said_by_another=place.rank != 0)
     if place.kind == NODE:
         plan_files.become_launcher(plan_files.write(plan, checks, request), environ)
     if place.world_size > 1:

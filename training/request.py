@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from training import asked as reading
+from training import command as program
 from training import console, finished, rundir, standing, tasks
 from training.asked import ENTRYPOINT, command, folder
 from training.config import batch, files, flags, option_file, resolve
 from training.config.schema import Config
 from training.data import corpus
 from training.errors import NothingToDo, Problem, UserError
+from training.host import packages
 from training.launch import mode
 from training.launch.place import NODE, RANK, Asked, Place
 from training.tasks import samples
@@ -46,6 +48,7 @@ class Launch(ABC):
     logs: Path
     notes: list[str] = field(default_factory=list)
     resume_from: rundir.RunDir | None = None
+    installed: bool = True  # this interpreter is the run's, with its packages
     gpu_ranks: int = 0  # ranks that share the GPUs which this process sees
 
     def __post_init__(self) -> None:
@@ -114,6 +117,11 @@ class Request(Launch):
         before = standing.read_plan(self.resume_from) if self.resume_from else None
         return (before or {}).get("login_file")
 
+    def tracked(self) -> list[str]:
+        """The packages of the trackers that are on."""
+        key = option_file.api_key(self.config_file) if self.config_file else None
+        return trackers(self.config, key)
+
     def values(self) -> dict[str, Any]:
         """The fields of every training that its task has, for a plan."""
         found = {n: v for n, v in asdict(self.config).items() if n in self.kind.fields}
@@ -160,6 +168,7 @@ def read(
     else:
         problems += [] if asked.bad(samples.SIZES) or not ranks else samples.divides(config, origins, ranks, script, args)
         problems += [] if resolved.problems or asked.file.problems else tasks.check(kind, resolved.options, origins, installed)
+    problems += not_trackable(config, origins) if installed else []
     problems += run_name(config, origins, asked.experiments, resume_from, place, partial(command, script, args))
     if config.inject:
         from training import inject
@@ -188,7 +197,27 @@ def read(
         resume_from=resume_from,
         resumed=asked.resumed,
         notes=notes,
+        installed=installed,
     )
+
+
+def trackers(config: Config, key: str | None = None) -> list[str]:
+    from training.engine.record import wandb_mode
+
+    wandb = ["wandb"] if wandb_mode(config, key)[0] != "disabled" else []
+    return [*(["tensorboard"] if config.tensorboard else []), *wandb]
+
+
+def not_trackable(config: Config, origins: Mapping[str, str]) -> list[Problem]:
+    """A tracker that this command asks for, and that is not installed; without the command's own word it is only off."""
+    fields = {"tensorboard": ("tensorboard", "--tensorboard=false"), "wandb": ("wandb_mode", "--wandb_mode=disabled")}
+    problems = []
+    for package in packages.lacking(trackers(config)):
+        field, without = fields[package]
+        if origins[field].endswith(("on the command line", "in the environment")):
+            text = f"{field} is {getattr(config, field)!r} ({origins[field]}), but {package} is not installed"
+            problems.append(Problem(text, "", [packages.install([package]), without]))
+    return problems
 
 
 def common(script: str, args: list[str], line: flags.CommandLine, resolved: resolve.Resolved, place: Place) -> dict[str, Any]:
@@ -273,4 +302,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program.run(lambda _: main(), __doc__, internal=True))

@@ -17,7 +17,7 @@ import time
 from contextlib import nullcontext
 from typing import Any
 
-from training import console, heartbeat, plan_files, rundir, standing, summary, tasks
+from training import command, console, heartbeat, plan_files, rundir, standing, summary, tasks
 from training import plan as planner
 from training.data import store
 from training.diagnose import card
@@ -263,4 +263,4 @@ def analysis(run: rundir.RunDir) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command.run(main, __doc__, internal=True, pipe=sys.argv[1:2] == ["attach"]))

@@ -33,7 +33,7 @@ project::_files() {
 project::environment() {
   mkdir -p .venv/bin
   executable .venv/bin/python <<<"exec $QUOTED_PYTHON \"\$@\""
-  in_shell 'python::_stamp' >.venv/duet.stamp
+  in_shell 'venv::_stamp' >.venv/duet.stamp
 }
 
 # Everything in the project, for 'nothing was left behind'; compiled Python files are no trace.

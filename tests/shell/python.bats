@@ -7,6 +7,7 @@ setup() {
   project::copy
   MADE=$BATS_TEST_TMPDIR/made
   touch "$MADE"
+  echo 'print("supervised")' >training/supervise.py
 }
 
 # A python3 on PATH that 'installs' in no time: notes it in MADE, and writes what lib/environment.py would.
@@ -37,13 +38,13 @@ EOF
 }
 
 plan() {
-  run --separate-stderr ./train_dual_gpu.sh "$QUICKSTART" --device=cpu --dry_run
+  run --separate-stderr ./train_dual_gpu.sh "$QUICKSTART" --device=cpu
 }
 
-# Check that the environment was made so many times, and that the plan was shown.
+# Check that the environment was made so many times, and that the supervisor was started with the plan.
 planned_after_making() {
   is "$status" 0
-  has "$output" 'Plan (dry run'
+  has "$output" supervised
   is "$(wc -l <"$MADE" | tr -d ' ')" "$1"
 }
 
@@ -83,6 +84,57 @@ planned_after_making() {
   ln -sf "$(readlink -f "$REAL_PYTHON")" .venv/bin/python
   plan
   planned_after_making 4
+}
+
+@test "what needs no packages is answered before the installation: a dry run, GPUs that are missing" {
+  rm -r .venv
+  quick_installer
+  for script in ./train_dual_gpu.sh './launch_train.sh 2'; do
+    # shellcheck disable=SC2086 # two words
+    run --separate-stderr env PATH="$BATS_TEST_TMPDIR/stubs:$PATH" $script "$QUICKSTART" --device=cpu --dry_run
+    is "$status:$stderr" '0:'
+    has "$output" 'Plan (dry run'
+    has "$output" 'note: the first start makes the environment .venv'
+  done
+  CUDA_VISIBLE_DEVICES='' run --separate-stderr ./train_dual_gpu.sh configs/dual_gpu/balanced.py --device=cuda
+  is "$status:$output" '3:'
+  has "$stderr" '2 GPUs are needed, 0 visible'
+  run --separate-stderr ./submit_job.sh --ranks_per_node=2 --device=cpu "$QUICKSTART" --dry_run
+  is "$status" 0
+  has "$output" 'Submission (dry run'
+  is "$(cat "$MADE")" ''
+  [[ ! -e .venv ]]
+}
+
+@test "a damaged .venv is made again: a file of its list is gone, or empty" {
+  quick_installer
+  mkdir .venv/package
+  printf 'package/__init__.py\n' >.venv/duet.files
+  echo 1 >.venv/package/__init__.py
+  plan
+  planned_after_making 0
+  : >.venv/package/__init__.py
+  plan
+  planned_after_making 1
+  has "$stderr" 'again, since it is damaged or made from another requirements.lock'
+  plan
+  planned_after_making 1
+}
+
+@test "an active environment with torch that lacks small packages: exit 3 and the command, no second torch" {
+  rm -r .venv
+  quick_installer
+  active "$BATS_TEST_TMPDIR/theirs" 3 $'no psutil, no tqdm\n    try:     pip install psutil tqdm'
+  VIRTUAL_ENV=$BATS_TEST_TMPDIR/theirs plan
+  is "$status:$output" '3:'
+  has "$stderr" "[ERROR] "
+  has "$stderr" "the active environment $BATS_TEST_TMPDIR/theirs has torch, but not all that is needed: no psutil, no tqdm"
+  is "${stderr_lines[1]}" '    try:     pip install psutil tqdm'
+  [[ ! -e .venv ]]
+  project::environment # with a finished .venv nothing has to be built
+  VIRTUAL_ENV=$BATS_TEST_TMPDIR/theirs plan
+  planned_after_making 0
+  is "$(without_times "$stderr")" "[INFO] the active environment $BATS_TEST_TMPDIR/theirs is not used: no psutil, no tqdm"
 }
 
 @test "a typing error is answered before the installation" {
@@ -127,11 +179,11 @@ planned_after_making() {
   quick_installer
   mkdir "$BATS_TEST_TMPDIR/old"
   executable "$BATS_TEST_TMPDIR/old/python3" <<<'exit 1'
-  run --separate-stderr env PATH="$BATS_TEST_TMPDIR/old:$BARE" ./train_dual_gpu.sh "$QUICKSTART" --device=cpu --dry_run
+  run --separate-stderr env PATH="$BATS_TEST_TMPDIR/old:$BARE" ./train_dual_gpu.sh "$QUICKSTART" --device=cpu
   planned_after_making 1
   rm -r .venv
   mv "$BATS_TEST_TMPDIR/stubs/python3" "$BATS_TEST_TMPDIR/stubs/python3.12"
-  run --separate-stderr env PATH="$BATS_TEST_TMPDIR/old:$BARE" ./train_dual_gpu.sh "$QUICKSTART" --device=cpu --dry_run
+  run --separate-stderr env PATH="$BATS_TEST_TMPDIR/old:$BARE" ./train_dual_gpu.sh "$QUICKSTART" --device=cpu
   planned_after_making 2
 }
 
@@ -155,7 +207,7 @@ planned_after_making() {
   active "$BATS_TEST_TMPDIR/their env" 0 ''
   for name in VIRTUAL_ENV CONDA_PREFIX; do
     rm -f "$BATS_TEST_TMPDIR/their env/used"
-    run --separate-stderr env "$name=$BATS_TEST_TMPDIR/their env" ./train_dual_gpu.sh "$QUICKSTART" --device=cpu --dry_run
+    run --separate-stderr env "$name=$BATS_TEST_TMPDIR/their env" ./train_dual_gpu.sh "$QUICKSTART" --device=cpu
     planned_after_making 0
     is "$stderr" ''
     has "$(cat "$BATS_TEST_TMPDIR/their env/used")" 'training.plan train_dual_gpu.sh'
@@ -221,6 +273,7 @@ local_is_refused() {
 
 @test "TORCH_LOCAL_PATH: the run finds it first, by PYTHONPATH and LD_LIBRARY_PATH, also by a relative path" {
   local_torch 2.13.0+mine _C.so
+  rm -f training/__pycache__/supervise.*
   cat >training/supervise.py <<'EOF'
 import os
 print(os.environ["PYTHONPATH"], os.environ["LD_LIBRARY_PATH"], sep="\n")

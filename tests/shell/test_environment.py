@@ -4,10 +4,12 @@ two tests at the end. Which Python is chosen, and when, is in python.bats."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,7 +20,9 @@ import pytest
 from tests.conftest import ROOT, TOKEN, processes, wait_until
 from tests.shell import wheels
 
-DRY = ["./train_dual_gpu.sh", "configs/dual_gpu/quickstart.py", "--device=cpu", "--dry_run"]
+# What a start does, up to its plan; the dry run alone is answered without an environment.
+CODE = 'source lib/init.sh; python::find || venv::make; run::plan "$@"'
+START = ["bash", "-c", CODE, "train_dual_gpu.sh", "configs/dual_gpu/quickstart.py", "--device=cpu", "--dry_run"]
 # What the person who runs the tests has set must not decide them.
 PERSONAL = ("VIRTUAL_ENV", "CONDA_PREFIX", "TORCH_LOCAL_PATH", "PYTHONPATH", "PYTHONHOME")
 
@@ -45,7 +49,7 @@ class User:
 
     def start(self, *command: str, **env: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            command or DRY,
+            command or START,
             cwd=self.folder,
             env=self.env | env,
             stdin=subprocess.DEVNULL,
@@ -64,7 +68,7 @@ class User:
         return Done(process.returncode, out, err, time.monotonic() - begin)
 
     def plan(self, **env: str) -> Done:
-        """A dry run that must work."""
+        """A start that must come to its plan."""
         done = self.run(**env)
         assert done.code == 0, done.err
         assert done.out.startswith("Plan (dry run"), done.out
@@ -144,7 +148,10 @@ def names(user: User) -> set[str]:
 def test_the_first_run_makes_it_and_the_second_uses_it(user: User) -> None:
     first = user.plan()
     assert f"making the environment .venv with {user.env['PATH'].partition(':')[0]}/python3" in first.err
-    assert "Processing " in first.err and "Successfully installed" in first.err, "progress is shown"
+    for step in ("making an empty environment", "installing packages", "compiling what a start needs"):
+        assert f"[INFO] {step}" in re.sub(r" \d{4}-\S+ \S+", "", first.err), "progress is shown"
+    log = (user.venv / "install.log").read_text()
+    assert "Successfully installed" in log and "Successfully installed" not in first.err
     assert f"environment ready: {user.venv}" in first.err
     assert names(user) == set(wheels.PACKAGES)
     second = user.plan()
@@ -181,6 +188,7 @@ def test_a_package_that_is_not_to_be_had(user: User) -> None:
     done = user.run()
     assert done.code == 3 and done.out == ""
     assert "no-such-package" in done.err, "pip's own message"
+    assert f"all of it: {user.venv / 'install.log'}" in done.err
     assert "[ERROR]" in done.err and "the environment could not be made: pip failed" in done.err
     assert user.run().code == 3, "and it does not count as made"
     lock.write_text(good)
@@ -341,6 +349,48 @@ def test_without_a_lock_file_the_old_environment_stays(user: User) -> None:
     assert names(user) == set(wheels.PACKAGES)
 
 
+def test_what_is_lost_is_noticed_and_made_again(user: User) -> None:
+    user.plan()
+    site = next(user.venv.glob("lib/python3*/site-packages"))
+    for lost in (site / "torch/__init__.py", next(site.glob("psutil/*.so")), user.venv / "pyvenv.cfg"):
+        lost.unlink()
+        assert "again, since it is damaged" in user.plan().err, lost
+        assert lost.exists()
+    (site / "tqdm/__init__.py").write_text("")  # empty in its wheel too: that is no damage
+    assert user.plan().err == ""
+
+
+def test_another_user_who_may_only_read(user: User) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root, to become another user")
+    copy = Path(tempfile.mkdtemp(prefix="duet-reader-", dir="/tmp"))
+    try:
+        copy.chmod(0o755)
+        project = copy / "du et"
+        shutil.copytree(user.folder, project)
+        reader = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+        python = "/usr/bin/python3"
+        if subprocess.run([*reader, python, "-c", ""], capture_output=True, check=False).returncode:
+            pytest.skip("this user has no Python")
+        env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
+        command = [*reader, "bash", str(project / "train_dual_gpu.sh"), str(project / "configs/dual_gpu/quickstart.py"), "--device=cpu"]
+        done = subprocess.run([*command, "--help"], env=env, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        # What a start needs to write is checked before anything is installed.
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 3 and "--out_dir=" in done.stderr and "--log_dir=" in done.stderr, done.stderr
+        assert ".venv.lock" not in done.stderr
+        elsewhere = [f"--out_dir={copy}/out", f"--log_dir={copy}/log"]
+        (copy / "out").mkdir(mode=0o777), (copy / "log").mkdir(mode=0o777)
+        for folder in ("out", "log"):
+            (copy / folder).chmod(0o777)
+        done = subprocess.run([*command, *elsewhere], env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 3 and f"{project}/.venv.lock cannot be written by this user" in done.stderr, done.stderr
+        assert "try:     git clone" in done.stderr and "Traceback" not in done.stderr
+    finally:
+        shutil.rmtree(copy)
+
+
 def test_a_folder_that_can_not_be_written(user: User) -> None:
     (user.folder / ".venv.lock").mkdir()
     done = user.run()
@@ -360,11 +410,10 @@ def test_an_own_build_of_torch(user: User, tmp_path: Path) -> None:
 
 
 def missing(base: Path, *folders: Path) -> tuple[int, str]:
-    """What lib/environment.py says of an active environment whose packages are in these folders."""
+    """What lib/environment.py reports of an active environment whose packages are in these folders."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
-    done = subprocess.run(
-        [base / "bin/python", ROOT / "lib/environment.py", "missing"], env=env, capture_output=True, text=True, check=False
-    )
+    command = [base / "bin/python", ROOT / "lib/environment.py", "missing", base]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.stderr == ""
     return done.returncode, done.stdout
 
@@ -372,10 +421,15 @@ def missing(base: Path, *folders: Path) -> tuple[int, str]:
 def test_what_an_active_environment_lacks(base: Path, tmp_path: Path) -> None:
     others, torch = tmp_path / "others", tmp_path / "torch"
     assert missing(base)[0] == 1
-    assert missing(base)[1].startswith("no torch (2.9 or newer is needed), no numpy, no pillow, no psutil, ")
-    for name in set(wheels.PACKAGES) - {"torch"}:
-        wheels.unpack(others, wheels.metadata_files(name, "1.0"))
-    assert missing(base, others) == (1, "no torch (2.9 or newer is needed)\n")
+    assert missing(base)[1] == "no torch (2.9 or newer is needed), no numpy, no psutil, no nvidia-ml-py, no tqdm\n"
+    # With torch, the command that brings the small packages; nothing optional is asked for.
+    wheels.unpack(torch, wheels.fake_torch("2.9.0"))
+    wheels.unpack(others, {f"{module}/__init__.py": b"" for module in ("numpy", "psutil")})
+    code, text = missing(base, others, torch)
+    assert code == 3
+    assert text.splitlines()[0] == "no nvidia-ml-py, no tqdm"
+    assert text.splitlines()[1] == f"    try:     {base}/bin/python -m pip install nvidia-ml-py tqdm"
+    wheels.unpack(others, {f"{module}/__init__.py": b"" for module in ("pynvml", "tqdm")})
     # An own build has no package metadata beside it.
     for version, answer in {"2.8.0": "torch 2.8 (2.9 or newer is needed)\n", "2.9.0": "", "2.10.0a0+git": "", "3.0": ""}.items():
         shutil.rmtree(torch, ignore_errors=True)
@@ -393,7 +447,6 @@ def on_this_machine(new_user: Callable[[Path], User], base: Path) -> User:
 def test_the_real_installation(on_this_machine: User) -> None:
     user = on_this_machine
     first = user.plan()
-    assert "Successfully installed" in first.err
     second = user.plan()
     assert second.err == "" and second.seconds < 1.0
     print(f"first run {first.seconds:.1f} s, second {second.seconds:.2f} s")

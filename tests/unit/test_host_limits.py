@@ -99,12 +99,16 @@ def test_cores_are_not_more_than_the_time_that_is_given(quota: str, cores: int, 
 
 
 def test_what_is_there_is_the_lesser_and_who_says_so(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", type("Memory", (), {"available": 8 * GIB}))
+    monkeypatch.setattr(limits, "machine_memory", lambda: 8 * GIB)
     groups("0::/", {"memory.max": str(4 * GIB), "memory.current": str(GIB)})
     assert limits.available_memory() == 3 * GIB
     assert limits.says_who() == " (the control group of this shell or container allows 4.0 GiB)"
     groups("0::/", {"memory.max": str(64 * GIB), "memory.current": str(GIB)})
     assert (limits.available_memory(), limits.says_who()) == (8 * GIB, "")
+
+
+def test_memory_of_the_machine() -> None:
+    assert abs(limits.machine_memory() - psutil.virtual_memory().available) < GIB
 
 
 def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,7 @@ def test_other_work_is_what_others_did_on_our_cores(monkeypatch: pytest.MonkeyPa
     Times = namedtuple("Times", "user nice system irq softirq steal")
     clock, machine, own = [10.0], [Times(5, 0, 1, 0, 0, 0), Times(5, 0, 0, 0, 0, 1), Times(900, 0, 0, 0, 0, 0)], [1.0, 0.5, 2.0, 0.5, 99.0]
     monkeypatch.setattr(measure.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(measure.psutil, "cpu_times", lambda percpu: machine)
+    monkeypatch.setattr("psutil.cpu_times", lambda percpu: machine)
     monkeypatch.setattr(measure.os, "times", lambda: own)
     monkeypatch.setattr(measure.os, "sched_getaffinity", lambda pid: {0, 1})
     work = measure.OtherWork()

@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import ROOT, wait_until
 from tests.unit import targets
 from tests.unit.conftest import clean_environment
+from training.host import packages
 from training.watch.sight import proc, stacks
 from training.watch.sight.stacks import Frame, Stack, Thread
 
@@ -113,7 +114,7 @@ def test_no_permission(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root, to become somebody else")
     # py-spy as somebody else: it is handed over as a descriptor, since he may not enter our folders.
-    handle = os.open(stacks._program() or "", os.O_RDONLY)
+    handle = os.open(packages.program("py-spy") or "", os.O_RDONLY)
     done = subprocess.run(
         [f"/proc/self/fd/{handle}", "dump", "--json", "--nonblocking", "--pid", str(os.getpid())],
         user=65534, pass_fds=[handle], cwd="/", capture_output=True, text=True, check=False,
@@ -130,12 +131,12 @@ def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, shell: str) -> None:
     program = folder / "py-spy"
     program.write_text(f"#!/bin/sh\n{shell}\n")
     program.chmod(0o755)
-    monkeypatch.setattr(stacks, "_program", lambda: str(program))
+    monkeypatch.setattr(packages, "program", lambda name: str(program))
 
 
 def test_without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "_program", lambda: None)
-    assert stacks.dump([1]) == {1: "py-spy is not installed beside this Python, so there are no stacks: python -m pip install py-spy"}
+    monkeypatch.setattr(packages, "program", lambda name: None)
+    assert stacks.dump([1]) == {1: f"py-spy is not installed, so there are no stacks: {packages.install(['py-spy'])}"}
 
 
 def test_a_torn_read_is_tried_again_and_at_last_with_the_process_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

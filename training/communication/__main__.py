@@ -17,6 +17,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
+from training import command as program
 from training import console
 from training.asked import MAX_RANKS
 from training.communication import stages, verdicts
@@ -131,4 +132,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(program.run(main, __doc__, needs=("torch", "numpy")))

@@ -13,13 +13,13 @@ import signal
 import sys
 import time
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
-from training import heartbeat, rundir
+from training import command, heartbeat, rundir
 from training.communication import stages
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> NoReturn:
     """Does not return: at the end of the process nothing is torn down that could hang or abort."""
     rank, files = int(os.environ["RANK"]), stages.Files(argv[0])
     try:
@@ -62,4 +62,4 @@ def _test(device: str, timeout_s: float) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(command.run(main, __doc__, internal=True, pipe=False))

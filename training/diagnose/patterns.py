@@ -10,7 +10,9 @@ from typing import Any
 
 try:
     import re2
-except ModuleNotFoundError:
+
+    re2.Filter, re2.Options  # noqa: B018 – other packages have a module of this name, without these
+except (ImportError, AttributeError):
     re2 = None
 
 SHORTEST = 4  # characters of a literal that is worth looking for

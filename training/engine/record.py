@@ -13,6 +13,7 @@ from training import console, rundir
 from training.config.schema import Config
 from training.engine import tracking
 from training.engine.tracking import End, Record, Sink, Trackers
+from training.host import packages
 
 AFTER_A_START = ("failure", "restart")  # events that a tracker is told of at the next one
 
@@ -57,9 +58,12 @@ class Recorder:
         self._path, self._unwritten, self._disk_warned = run.metrics, b"", False
         self._notes = _since_the_last_start(run)
         makers: dict[str, Callable[[int], Sink]] = {}
-        if config.tensorboard:
+        lacks = packages.lacking(("tensorboard", "wandb"))  # the plan has a note on each
+        if config.tensorboard and "tensorboard" not in lacks:
             makers["TensorBoard"] = lambda first: tracking.TensorBoard(run, first)
         mode, reason = wandb_mode(config, key)
+        if mode != "disabled" and "wandb" in lacks:
+            mode, reason = "disabled", "wandb is not installed"
         shown = vars(config) if values is None else values
         if mode != "disabled":
             makers["W&B"] = lambda first: tracking.WandB(run, config, mode, shown, key)

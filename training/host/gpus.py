@@ -74,8 +74,10 @@ def look(environ: Mapping[str, str] = os.environ) -> Machine:
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:  # asked before pynvml, whose import takes longer than everything else on a machine without GPUs
         return Machine((), "no NVIDIA driver on this machine")
-    import pynvml
-
+    try:
+        import pynvml
+    except ModuleNotFoundError:  # before the installation
+        return _counted(environ)
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -90,6 +92,22 @@ def look(environ: Mapping[str, str] = os.environ) -> Machine:
         pynvml.nvmlShutdown()
     chosen, reason = visible(every, environ.get(VISIBLE))
     return Machine(tuple(chosen), reason, driver, cuda)
+
+
+def _counted(environ: Mapping[str, str]) -> Machine:
+    """How many GPUs there are, and which, where pynvml is not installed yet."""
+    nvml, count, every = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_uint(), list[Gpu]()
+    if nvml.nvmlInitWithFlags(0) != 0:
+        return Machine((), "the NVIDIA driver does not answer")
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    for index in range(count.value):
+        handle, uuid = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+        if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0:
+            nvml.nvmlDeviceGetUUID(handle, uuid, len(uuid))
+            every.append(Gpu(index, uuid.value.decode() or "-", "-", None, None, None, None, None))
+    nvml.nvmlShutdown()
+    chosen, reason = visible(every, environ.get(VISIBLE))
+    return Machine(tuple(chosen), reason)
 
 
 def visible(every: list[Gpu], selection: str | None) -> tuple[list[Gpu], str]:
@@ -164,8 +182,10 @@ def one_line(text: str) -> str:
 
 
 def _process(pid: int, used: int | None) -> GpuProcess:
-    import psutil
-
+    try:
+        import psutil
+    except ModuleNotFoundError:  # before the installation
+        return GpuProcess(pid, used)
     try:
         process = psutil.Process(pid)
         words = process.cmdline() or [process.name()]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-MACHINE = Path("/proc/vmstat")
+MACHINE, MEMORY = Path("/proc/vmstat"), Path("/proc/meminfo")
 UNLIMITED = 1 << 60  # version 1 writes a huge number for 'no limit'
 
 
@@ -56,18 +57,20 @@ def oom_kills() -> int | None:
 
 def available_memory() -> int:
     """Bytes that may still be taken: of the machine, and of the control group."""
-    import psutil
-
-    free, group = int(psutil.virtual_memory().available), memory()
+    free, group = machine_memory(), memory()
     return min(free, group.room) if group else free
+
+
+def machine_memory() -> int:
+    """Bytes that the machine as a whole could still give."""
+    words = re.search(r"^MemAvailable: *(\d+) kB", MEMORY.read_text(), re.MULTILINE)
+    return int(words[1]) << 10 if words else 0
 
 
 def says_who() -> str:
     """For a message about memory: the control group's limit when that, and not the machine, is what there is too little of."""
-    import psutil
-
     group = memory()
-    if group is None or group.room >= int(psutil.virtual_memory().available):
+    if group is None or group.room >= machine_memory():
         return ""
     return f" (the control group of this shell or container allows {group.limit / (1 << 30):.1f} GiB)"
 

@@ -15,8 +15,11 @@ def resolve(name: str) -> str | None:
 
 
 def own_addresses() -> dict[str, str]:
-    """address → interface of this machine."""
-    import psutil
+    """address → interface of this machine; empty before the installation."""
+    try:
+        import psutil
+    except ModuleNotFoundError:
+        return {}
 
     families = (socket.AF_INET, socket.AF_INET6)
     return {

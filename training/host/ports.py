@@ -27,8 +27,10 @@ def next_free(wanted: int) -> int | None:
 
 def owner(port: int) -> str:
     """Who listens there, for people: 'pid 4711 (alice): python train.py', as far as this user may know."""
-    import psutil
-
+    try:
+        import psutil
+    except ModuleNotFoundError:  # before the installation
+        return "an unknown process"
     try:
         connections = psutil.net_connections(kind="tcp")
     except (psutil.Error, OSError):

@@ -22,7 +22,7 @@ import signal
 import sys
 from types import FrameType
 
-from training import console
+from training import command, console
 from training.errors import Exit, UserError
 from training.scaling import judge, measure, options, render
 from training.scaling.experiment import Experiment, prepare
@@ -72,4 +72,4 @@ def _measure(experiment: Experiment, as_json: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command.run(main, __doc__, needs=("torch", "numpy", "psutil", "tqdm")))

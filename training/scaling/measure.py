@@ -16,9 +16,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-from tqdm import tqdm
-
 from training.errors import Exit
 from training.host import process
 from training.rundir import RunDir, read_json, read_records
@@ -73,6 +70,8 @@ class OtherWork:
     @staticmethod
     def _others_s() -> float:
         """Seconds of all processes on our cores (a hypervisor's, too), without those of ours that have ended."""
+        import psutil
+
         every = psutil.cpu_times(percpu=True)
         ours = [every[n] for n in os.sched_getaffinity(0) if n < len(every)]
         busy = sum(c.user + c.nice + c.system + c.irq + c.softirq + c.steal for c in ours)
@@ -88,6 +87,8 @@ def all_rounds(experiment: Experiment) -> tuple[list[Round], int | None]:
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     laboratory = _Laboratory(experiment, folder)
     rounds: list[Round] = []
+    from tqdm import tqdm
+
     tqdm.monitor_interval = 0  # no thread of tqdm: we fork
     try:
         with tqdm(total=experiment.rounds * len(kinds), disable=None, unit="run", leave=False, dynamic_ncols=True) as bar:

@@ -18,11 +18,15 @@ import shutil
 import sys
 from pathlib import Path
 
-from training import console, rundir
+from training import command, console, rundir
 from training.errors import Exit, NothingToDo, Problem, UserError
 from training.request import Request
 from training.slurm import freeze, job, options, snapshot
 from training.slurm.freeze import Frozen
+
+NO_SBATCH = Problem(
+    "sbatch is not found: this machine cannot submit jobs", "a login node of a SLURM cluster", ["./launch_train.sh N CONFIG"]
+)
 
 
 def _dry_run(request: Request, line: options.Line, nodes: int, ranks: int, code: Path) -> str:
@@ -42,17 +46,28 @@ def _dry_run(request: Request, line: options.Line, nodes: int, ranks: int, code:
     )
 
 
+def _check(args: list[str]) -> int:
+    """Before the installation. Prints nothing where the packages are needed."""
+    request, line, nodes, ranks = freeze.submission(args, os.environ, installed=False)
+    if request.dry_run:
+        print(_dry_run(request, line, nodes, ranks, _code(request)))
+    elif shutil.which("sbatch") is None and "SLURM_JOB_ID" not in os.environ:
+        raise UserError(NO_SBATCH, Exit.RESOURCES)
+    return Exit.DONE
+
+
+def _code(request: Request) -> Path:
+    name = request.resume_from.name if request.resume_from else request.config.run_name or "RUN"
+    return request.experiments / name / "code"
+
+
 def _freeze(args: list[str], job_id: str | None) -> int:
     request, line, nodes, ranks = (freeze.submission if job_id is None else freeze.inside)(args, os.environ)
     if request.dry_run:
-        name = request.resume_from.name if request.resume_from else request.config.run_name or "RUN"
-        print(_dry_run(request, line, nodes, ranks, request.experiments / name / "code"))
+        print(_dry_run(request, line, nodes, ranks, _code(request)))
         return Exit.DONE
     if job_id is None and shutil.which("sbatch") is None:
-        problem = Problem(
-            "sbatch is not found: this machine can not submit jobs", "a login node of a SLURM cluster", ["./launch_train.sh N CONFIG"]
-        )
-        raise UserError(problem, Exit.RESOURCES)
+        raise UserError(NO_SBATCH, Exit.RESOURCES)
     frozen = freeze.freeze(request, line, nodes, ranks, job_id, os.environ)
     if left_out := frozen.facts()["code"]["left_out"]:
         limit = f"{snapshot.LARGEST_UNTRACKED >> 20} MiB, and git does not know them"
@@ -82,7 +97,7 @@ def main(argv: list[str]) -> int:
     what, *rest = argv
     try:
         if what == "check":
-            freeze.submission(rest, os.environ, installed=False)
+            return _check(rest)
         elif what == "submit":
             return _freeze(rest, None)
         elif what == "freeze":
@@ -97,7 +112,9 @@ def main(argv: list[str]) -> int:
         elif what == "end":
             return job.end(Frozen(Path(rest[0])), int(rest[1]), bool(int(rest[2])), os.environ)
         else:
-            raise ValueError(f"{what} is none of the commands above")
+            raise UserError(
+                Problem(f"{what!r} is not a command of training.slurm", "check, submit, freeze, begin, end", ["./submit_job.sh --help"])
+            )
     except NothingToDo as done:
         console.success(str(done))
     except UserError as error:
@@ -107,4 +124,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command.run(main, __doc__, internal=True))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.config.schema import FIELDS, VIDEO, Config, Known, shared
 from training.errors import Problem
+from training.host import packages
 from training.tasks import own
 
 if TYPE_CHECKING:
@@ -75,7 +76,9 @@ def check(kind: Kind, options: Mapping[str, Any], origins: Mapping[str, str], in
     from training.tasks.video_restoration import folders
     from training.tasks.video_restoration.options import Options
 
-    return folders.check(Options(**options), origins, pictures=installed)
+    lacks = packages.lacking(["pillow"]) if installed else []
+    problems = [Problem(f"task {VIDEO} needs pillow, which is not installed", "", [packages.install(lacks)])] if lacks else []
+    return problems + folders.check(Options(**options), origins, pictures=installed and not lacks)
 
 
 def sentences(kind: Kind, options: Mapping[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 
+from training import command
 from training.errors import Exit, Problem, UserError
 
 
@@ -43,4 +44,4 @@ def _main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command.run(main, __doc__))

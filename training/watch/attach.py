@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from training import console, heartbeat, rundir, runs
+from training import command, console, heartbeat, rundir, runs
 from training.errors import Exit, Problem, UserError
 from training.heartbeat import Beat
 from training.runs import EXPERIMENTS, LATEST, ROOT, Asker
@@ -188,4 +188,4 @@ def _lines(fact: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command.run(main, __doc__))

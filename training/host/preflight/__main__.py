@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from training import console, rundir
+from training import command, console, rundir
 from training.host.preflight.report import table
 
 
@@ -18,4 +18,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run(lambda _: main(), __doc__, internal=True))

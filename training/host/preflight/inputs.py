@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import time
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from training.config.schema import Config
+from training.host import packages
 from training.host.gpus import one_line
 from training.host.preflight.report import ERROR, OK, WARNING, Check
 
@@ -63,8 +63,9 @@ def wandb(config: Config, key: str | None = None) -> Check:
     login = "login by WANDB_API_KEY" if os.environ.get("WANDB_API_KEY") else by_file
     if mode == "disabled":
         return Check("W&B", OK, f"not used: {reason}")
-    if importlib.util.find_spec("wandb") is None:
-        return Check("W&B", WARNING, f"{mode} ({reason}), but wandb is not installed: it stays off", ["--wandb_mode=disabled"])
+    if packages.lacking(["wandb"]):
+        fixes = [packages.install(["wandb"]), "--wandb_mode=disabled"]
+        return Check("W&B", WARNING, f"{mode} ({reason}), but wandb is not installed: it stays off", fixes)
     if mode == "offline":
         return Check("W&B", OK, f"offline ({reason}), project {config.wandb_project}: files in the run directory, `wandb sync` sends them")
     if not logged_in:

@@ -92,17 +92,16 @@ def compile_works(torch: TorchBuild | None, device: str, request: Launch) -> lis
 
 def not_running(run: rundir.RunDir) -> list[Check]:
     """The run to resume has ended: two supervisors in one run directory would overwrite each other."""
-    import psutil
-
     facts = rundir.read_json(run.supervisor) or {}
     pid = facts.get("pid")
-    if pid is None or facts.get("host") != socket.gethostname() or not psutil.pid_exists(pid):
+    if pid is None or facts.get("host") != socket.gethostname():
         return []
     try:
-        if str(run.path) not in psutil.Process(pid).cmdline():
-            return []  # the number belongs to another process by now
-    except psutil.Error:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
         return []
+    if os.fsencode(run.path) not in words:
+        return []  # the number belongs to another process by now
     return [
         Check(
             "run",

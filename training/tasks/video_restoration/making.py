@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shlex
 import shutil
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from training.config.flags import suggest
 from training.errors import Problem, UserError
+from training.host import packages
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND = "python -m training.tasks.make_blur_video"
@@ -136,14 +136,14 @@ def _made_here(folder: Path, name: str) -> bool:
 
 def need_packages(argv: list[str]) -> None:
     """Where this Python has no Pillow or numpy, the project's own goes on in its place. Raises UserError where there is none."""
-    lacks = [name for name, module in (("numpy", "numpy"), ("Pillow", "PIL")) if importlib.util.find_spec(module) is None]
+    lacks = packages.lacking(["numpy", "pillow"])
     own = ROOT / ".venv/bin/python"
     if not lacks:
         return
     if own.is_file() and not own.parent.parent.samefile(sys.prefix):
         os.execv(own, [str(own), str(ROOT / "lib/run_module.py"), "training.tasks.make_blur_video", *argv])
     what = f"{sys.executable} has no {' and no '.join(lacks)}"
-    raise UserError(Problem(what, "the environment that the first launch makes", ["./launch_train.sh 1 --dry_run --device=cpu", COMMAND]))
+    raise UserError(Problem(what, "an environment that has them", [packages.install(lacks)]))
 
 
 def make(chosen: Chosen) -> str:

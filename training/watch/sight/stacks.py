@@ -10,10 +10,8 @@ import json
 import linecache
 import os
 import re
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from training.host import packages
 from training.watch.sight import proc
 
 AT_ONCE = 16  # dumps that run side by side
@@ -105,19 +104,14 @@ class Stack:
 def dump(pids: Iterable[int], seconds: float = 5.0) -> dict[int, Stack | str]:
     """The stacks of these processes, taken at the same time; a sentence where there is none. No call takes longer than `seconds`."""
     wanted = list(dict.fromkeys(pids))
-    program = _program()
+    program = packages.program("py-spy")
     if program is None:
-        return dict.fromkeys(wanted, "py-spy is not installed beside this Python, so there are no stacks: python -m pip install py-spy")
+        return dict.fromkeys(wanted, f"py-spy is not installed, so there are no stacks: {packages.install(['py-spy'])}")
     if not wanted:
         return {}
     end = time.monotonic() + seconds
     with ThreadPoolExecutor(min(AT_ONCE, len(wanted))) as pool:
         return dict(zip(wanted, pool.map(lambda pid: _dump(program, pid, end), wanted), strict=True))
-
-
-def _program() -> str | None:
-    beside = Path(sys.executable).parent / "py-spy"
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
 
 def _dump(program: str, pid: int, end: float) -> Stack | str:

@@ -1,0 +1,59 @@
+"""An active environment with torch and the four small packages that every run needs, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.e2e.conftest import Launcher
+from training.host import packages
+from training.rundir import read_json
+
+# With what torch itself needs.
+WANTED = [*packages.REQUIRED, "typing-extensions", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "fsspec", "filelock"]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    folder = tmp_path / "small"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    site = next(folder.glob("lib/python3*/site-packages"))
+    tested = next((ROOT / ".venv").glob("lib/python3*/site-packages"))
+    for name in WANTED:
+        for part in {path.parts[0] for path in metadata.files(name) or [] if path.parts[0] not in ("..", "__pycache__")}:
+            (site / part).symlink_to(tested / part)
+    if (tested / "torch.libs").exists():
+        (site / "torch.libs").symlink_to(tested / "torch.libs")
+    return folder
+
+
+@pytest.mark.slow
+def test_it_trains_and_one_line_tells_what_is_off(launch: Launcher, small: Path, tmp_path: Path) -> None:
+    env = {"VIRTUAL_ENV": str(small)}
+    done = launch("./train_dual_gpu.sh", "configs/dual_gpu/quickstart.py", env=env, tensorboard=True, report=True, use_dummy_wandb=None)
+    assert done.wait() == 2, "a tracker that is asked for by a flag"
+    assert "tensorboard is not installed" in done.output and "pip install tensorboard==" in done.output
+    done = launch(
+        "./train_dual_gpu.sh", "configs/dual_gpu/quickstart.py", env=env, tensorboard=None, report=True, use_dummy_wandb=None
+    ).ok()
+    plan = read_json(done.run.plan) or {}
+    assert len(done.losses) == 12 and done.run.report.exists()
+    (line,) = [line for line in done.output.splitlines() if "not installed" in line]
+    for package in ("py-spy", "google-re2", "vl-convert-python", "tensorboard"):
+        assert f"({package})" in line and f"{package}==" in line
+    assert f"{small}/bin/python -m pip install" in line and "Traceback" not in done.output
+    assert (done.run.argv.read_bytes().split(b"\0")[0]).decode() == f"{small}/bin/python", plan["command"]
+    # A hang without py-spy, and a diagnosis without google-re2.
+    hung = launch("./train_dual_gpu.sh", "configs/dual_gpu/quickstart.py", env=env, tensorboard=None, use_dummy_wandb=None, hang_timeout=3,
+                  retries=0, inject="sleep@rank=1,step=5")  # fmt: skip
+    assert hung.wait() == 5, hung.output
+    assert hung.failure["rank"] == 1 and "Traceback" not in hung.output
+    assert hung.output.count("py-spy is not installed") <= 1
+    command = [small / "bin/python", "-m", "training.diagnose", str(hung.run.path), "--json"]
+    told = subprocess.run(command, cwd=launch.project, capture_output=True, text=True, check=True)
+    assert '"cause": "hang"' in told.stdout

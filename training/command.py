@@ -1,0 +1,56 @@
+"""What every `python -m training.X` does around its work: its help, a closed pipe, Ctrl-C and packages that are not installed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from training import console
+from training.errors import Exit, Problem, UserError
+from training.host import packages
+
+
+def run(
+    main: Callable[[list[str]], int], doc: str | None, *, internal: bool = False, needs: tuple[str, ...] = (), pipe: bool = True
+) -> int:
+    """The exit status of main(arguments). `internal`: called by the launch scripts, without a --help of
+    its own. `needs`: packages it
+    cannot work without. `pipe`: a closed pipe ends it in silence; False where that must not end it."""
+    argv = sys.argv[1:]
+    if pipe:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` ends it in silence
+    helps = any(word in ("-h", "--help") for word in (argv[:1] if internal else argv))
+    if internal and (helps or not argv):
+        print((doc or "").strip())
+        return int(Exit.DONE if argv else Exit.CONFIG)
+    try:
+        require(() if helps else needs)
+        return int(main(argv))
+    except UserError as error:
+        console.report(error)
+        return int(error.code)
+    except KeyboardInterrupt:
+        return int(Exit.INTERRUPTED)
+    except BrokenPipeError:
+        if not pipe:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed when the interpreter ends
+        return int(Exit.DONE)
+
+
+def require(names: tuple[str, ...], said_by_another: bool = False) -> None:
+    """Raises UserError (exit 3) when this interpreter lacks one of these packages."""
+    lacks = packages.lacking(names)
+    if not lacks:
+        return
+    own = packages.ROOT / ".venv"
+    ready = own.joinpath("duet.stamp").exists() and sys.prefix != str(own)
+    fixes = [f"source {own}/bin/activate   # the project's own environment has them"] if ready else []
+    text = f"{sys.executable} lacks {', '.join(lacks)}"
+    raise UserError(
+        Problem(text, "an environment that has the packages", [*fixes, packages.install(lacks)]),
+        Exit.RESOURCES,
+        said_by_another=said_by_another,
+    )
