@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import string
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 import re2
 
 from training.diagnose import catalogue, patterns, scan
-from training.diagnose.advice import filled
+from training.diagnose.advice import advice, filled
 from training.diagnose.catalogue import EVIDENCE, NONE, ROLES, UNKNOWN, Signature, Text
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
@@ -23,6 +25,7 @@ HEALTHY = "\n".join(
     for i in range(50)
 )
 ALL = catalogue.signatures()
+ALIKE = 0.6  # of the words of the shorter sentence
 
 
 def names(text: Text) -> set[str]:
@@ -101,6 +104,55 @@ def test_every_cause_has_words_and_a_log(cause: str) -> None:
 def test_every_cause_but_the_last_ones_has_a_text() -> None:
     seen_by_the_supervisor = {"exit_status", "segfault", "killed"}
     assert IDS - {entry.cause for entry in ALL} <= {NONE, UNKNOWN} | seen_by_the_supervisor
+
+
+def words(sentence: str) -> set[str]:
+    return set(re.findall(r"[A-Za-z_./=-]{4,}|[\u4e00-\u9fff]{2}", sentence))
+
+
+def like(one: str, other: str) -> float:
+    """The part of their words that two sentences share."""
+    return len(words(one) & words(other)) / max(1, min(len(words(one)), len(words(other))))
+
+
+@pytest.mark.parametrize("language", catalogue.LANGUAGES)
+def test_no_advice_comes_twice_in_other_words(language: str) -> None:
+    twice = []
+    for cause in catalogue.causes():
+        for entry in [None, *(e for e in ALL if e.cause == cause)]:
+            sentences = advice(cause, entry, dict.fromkeys(names(entry.advice) if entry else (), "x"), language)
+            twice += [(entry and entry.id, a, b) for a, b in itertools.combinations(sentences, 2) if like(a, b) > ALIKE]
+    assert twice == []
+
+
+@pytest.mark.parametrize("language", catalogue.LANGUAGES)
+@pytest.mark.parametrize(
+    ("entry", "topic"),
+    [
+        ("training.nan.own", "learning rate|学习率"),
+        ("slurm.ended.time", "--signal=|结束前保存"),
+        ("machine.oom.kernel", "num_workers"),
+        ("slurm.oom.cgroup", "data-loader workers|DataLoader worker"),
+        ("training.dataloader.killed", "dmesg"),
+    ],
+)
+def test_a_topic_comes_once(entry: str, topic: str, language: str) -> None:
+    known = next(e for e in ALL if e.id == entry)
+    run = {"resume_command": "./launch_train.sh 2 --resume=run", "fewer_workers_command": "./launch_train.sh 2 --num_workers=1"}
+    for ours in ({}, run):
+        sentences = advice(known.cause, known, {}, language, ours)
+        assert sum(1 for sentence in sentences if re.search(topic, sentence)) <= 1, sentences
+
+
+@pytest.mark.parametrize("cause", [c for c in catalogue.causes().values() if c.same], ids=lambda c: c.id)
+def test_a_topic_is_one_of_both(cause: catalogue.Cause) -> None:
+    """Of the advice for a run of the product, and of a text's: otherwise it leaves nothing out."""
+    values = {name: f"./launch_train.sh 2 --resume=run --{name}=1 --num_workers=1" for name in names(cause.ours)}
+    for topic in cause.same:
+        for language in catalogue.LANGUAGES:
+            own = filled(cause.ours, values | {"unused_command": "--find_unused_parameters"}, language)
+            special = [s for e in ALL if e.cause == cause.id for s in e.advice.in_language(language)]
+            assert any(re.search(topic, s) for s in own) and any(re.search(topic, s) for s in special), topic
 
 
 def test_kinds_have_words_in_both_languages() -> None:

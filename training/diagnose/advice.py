@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import resource
 import shlex
 import shutil
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from training.config.batch import smaller
@@ -27,12 +28,19 @@ FORMAT = string.Formatter()
 def advice(
     cause: str, signature: Signature | None, groups: Mapping[str, str], language: str, ours: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Best first. `ours`: the values of a run of ours (`values`). A sentence whose values are not known is left out."""
+    """Best first. `ours`: the values of a run of ours (`values`). A sentence whose values are not known is left out.
+
+    The advice of a text is complete in itself, so that of its cause, which has the same in general words, is for texts without any."""
     known = catalogue.causes().get(cause) or catalogue.causes()[catalogue.UNKNOWN]
-    special = filled(signature.advice, groups, language) if signature else []
+    special = filled(signature.advice, groups, language) if signature and signature.cause == cause else []
     if ours and (own := filled(known.ours, {**groups, **ours}, language)):
-        return _first_ones([*own, *special])
-    return _first_ones([*special, *filled(known.advice, groups, language)])
+        return _first_ones([*own, *(s for s in special if not _repeats(s, own, known.same))])
+    return _first_ones(special or filled(known.advice, groups, language))
+
+
+def _repeats(sentence: str, others: Sequence[str], topics: Sequence[str]) -> bool:
+    """Whether one of the others has the same topic."""
+    return any(re.search(topic, sentence) and any(re.search(topic, other) for other in others) for topic in topics)
 
 
 def _first_ones(sentences: list[str]) -> list[str]:

@@ -62,13 +62,15 @@ class Signature:
 
 @dataclass(frozen=True)
 class Cause:
-    """`ours`: advice for a run of ours, with values of its plan; `advice`: for anybody's."""
+    """`ours`: advice for a run of ours, with values of its plan; `advice`: for anybody's. `same`: patterns of topics: a text's own
+    sentence is left out beside one of `ours` with the same topic."""
 
     id: str
     title: Text
     advice: Text
     ours: Text
     source: str
+    same: tuple[str, ...] = ()
 
 
 @functools.lru_cache(maxsize=1)
@@ -84,7 +86,12 @@ def signatures() -> tuple[Signature, ...]:
 @functools.lru_cache(maxsize=1)
 def causes() -> dict[str, Cause]:
     entries = json.loads(CAUSES.read_text(encoding="utf-8"))
-    return {e["id"]: Cause(e["id"], Text.of(e["title"]), Text.of(e.get("advice")), Text.of(e.get("ours")), e["source"]) for e in entries}
+    return {
+        e["id"]: Cause(
+            e["id"], Text.of(e["title"]), Text.of(e.get("advice")), Text.of(e.get("ours")), e["source"], tuple(e.get("same", ()))
+        )
+        for e in entries
+    }
 
 
 @functools.lru_cache(maxsize=1)
