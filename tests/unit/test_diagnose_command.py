@@ -222,7 +222,9 @@ def test_a_folder_without_logs_is_said(tmp_path: Path, capsys: pytest.CaptureFix
         (b"loading 7 files\nready\n", "unknown", "low", "nothing in it is recognised"),
         (b"".join(b"data:  %d%%|#| %d/9 [00:01<00:02, 2it/s]\r" % (i * 11, i) for i in range(9)), "unknown", "low", "nothing in it"),
         (b"".join(b"step %d/9 loss 2.%d\n" % (i, i) for i in range(5)), "none", "medium", "steps are counted up to the end"),
+        (b"Error: no icon\n" + b"".join(b"[%d]\ttrain-rmse:0.%d\n" % (i, 90 - i) for i in range(5)), "none", "medium", "steps are"),
         (b"step 1 loss 2.0\nTraining finished\n", "none", "high", "nothing is wrong"),
+        (b"".join(b"[%d] lost 0.%d\n" % (i, 90 - i) for i in range(5)) + b"Error: device lost\n", "unknown", "low", "Error: device lost"),
         (b"".join(b"step %d/9 loss 2.%d\n" % (i, i) for i in range(5)) + b"fatal: quota\n", "unknown", "low", "fatal: quota"),
     ],
 )
@@ -256,6 +258,12 @@ def test_an_exception_is_named_with_the_line_that_raised_it(tmp_path: Path) -> N
     record = result.diagnose([tmp_path / "log"], "en")
     assert (record["cause"], record["where"], record["line"]) == ("exception", "/home/u/data:12", 12)
     assert record["summary"] == "ValueError: bad sample 7 (/home/u/data:12)"
+
+
+def test_a_syntax_error_has_its_place(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text('  File "train.py", line 3\n    def f(:\n          ^\nSyntaxError: invalid syntax\n')
+    record = result.diagnose([tmp_path / "log"], "en")
+    assert (record["cause"], record["where"]) == ("exception", "train.py:3")
 
 
 def test_frames_without_a_file_are_no_place(tmp_path: Path) -> None:

@@ -26,11 +26,18 @@ RESULT = re.compile(
     r"|\bsav(?:ed|ing)\b.{0,40}(?:model|checkpoint|weights|state|\.pt|\.ckpt|\.safetensors)|损失",
     re.I,
 )
-END = re.compile(r"^wandb: .*\(success\)|^Early stopping\b|\bexited (?:normally|successfully)\b", re.I)  # beside progress.FINISHED
-GIVES_UP = re.compile(
-    r"^(?:panic|(?:fatal )?error|fatal|critical|FATAL|ERROR|CRITICAL): "
-    r"|^(?:exit|exited)(?: (?:status|code|with(?: code)?))?:? [1-9]\d{0,2}$"
+SCORE = re.compile(r"loss|accuracy|perplexity|\b(?:acc|rmse|mae|mse|auc|reward|ep_rew_mean|psnr|cost)\b|损失|准确率|奖励", re.I)
+END = re.compile(  # beside progress.FINISHED
+    r"^wandb: .*\(success\)|^Early stopping\b|\bexited (?:normally|successfully)\b|^\{'train_runtime': ", re.I
 )
+GIVES_UP = re.compile(
+    r"^(?:panic|(?:fatal )?error|fatal|critical): |^(?:exit|exited)(?: (?:status|code|with(?: code)?))?:? [1-9]\d{0,2}$", re.I
+)
+COUNTER = re.compile(r"\b(?:iterations?|total_timesteps|steps?|epochs?|episodes?)\b", re.I)
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)")
+CLOCK = re.compile(r"\d+(?:[-:/]\d+)+(?:[.,]\d+)?")
+TRANSFER = re.compile(r"download|fetch|upload|[KMG]i?B/s", re.I)
+LONGEST = 400  # characters of a line that is one row of figures
 BAR = re.compile(r"\d%\|")
 TROUBLE = re.compile(
     r"\b(?:error|fatal|panic(?:ked)?|fail(?:ed|ure|s)?|exception|abort(?:ed)?|killed|denied|not found|cannot|can't|unable)\b|错误|失败",
@@ -60,13 +67,15 @@ def look(stories: Sequence[Story]) -> Look:
             return Look(UNKNOWN, BROKEN_OFF, line, story)
     if any(_counted(story.marks) for story in stories) and any(RESULT.search(line.text) for s in stories for line in s.lines):
         return Look(NONE)
+    if any(_tabled(story.lines) >= 0 and any(SCORE.search(line.text) for line in story.lines) for story in stories):
+        return Look(NONE)
     first = next((story for story in stories if story.lines), None)
     return Look(UNKNOWN, NO_SIGN, _telling(first) if first else None, first)
 
 
 def _gave_up(story: Story) -> Line | None:
     """The first line after the last step, and after a regular end, that a program prints when it fails."""
-    last = max([story.ends_well, *(m.offset for m in story.marks)])
+    last = max([story.ends_well, _tabled(story.lines), *(m.offset for m in story.marks)])
     return next((line for line in story.lines if line.offset > last and GIVES_UP.search(line.text)), None)
 
 
@@ -84,6 +93,30 @@ def _counted(marks: Sequence[Mark]) -> bool:
         if row >= (1 if EPOCH.match(mark.name) else STEPS):
             return True
     return False
+
+
+def _tabled(lines: Sequence[Line]) -> int:
+    """Offset of the last one of rows of the same form, with a result, in which a number rises several times in a row:
+    `[10]  train-rmse:0.89`. -1: there are none."""
+    end, rising = -1, set()
+    last: dict[tuple[str, int | None], tuple[list[float], list[int]]] = {}
+    for line in lines:
+        if len(line.text) > LONGEST or TRANSFER.search(line.text):
+            continue
+        text = CLOCK.sub("", " ".join(line.text.split()))
+        found = NUMBER.findall(text)
+        if not found:
+            continue
+        numbers = [float(number) for number in found]
+        form = NUMBER.sub("#", text), line.rank
+        before, rows = last.get(form, (numbers, [0] * len(numbers)))
+        rows = [row + 1 if new > old else 0 for row, new, old in zip(rows, numbers, before, strict=True)]
+        last[form] = numbers, rows
+        if max(rows) >= STEPS and (any("." in number for number in found[1:]) or COUNTER.search(text)):
+            rising.add(form)
+        if form in rising:
+            end = line.offset
+    return end
 
 
 def _cut_bar(story: Story) -> Line | None:

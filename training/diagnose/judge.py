@@ -12,7 +12,7 @@ from training.diagnose.catalogue import CASCADE, EVIDENCE, EXIT_STATUS, NONE, RA
 from training.diagnose.health import CUT
 from training.diagnose.line import Line
 from training.diagnose.story import Hit, Story
-from training.diagnose.traceback import EXCEPTION, Traceback
+from training.diagnose.traceback import EXCEPTION, Traceback, place_before
 
 PEER_DIED, NAN = "peer_died", "nan_loss"  # who trains on NaN may well come to the end
 WRAPPED = "nccl_init"  # `unhandled system error` around whatever NCCL was told
@@ -108,7 +108,10 @@ def _events(story: Story) -> list[Event]:
         line = one.end or one.start
         cause, role = (RAISED, UNLISTED) if one.end else (UNKNOWN, CUT)
         events.append(Event(cause, role, line, one.rank, story.time_at(line.offset), story, None, one))
-    events += [Event(UNKNOWN, CUT, line, line.rank, story.time_at(line.offset), story) for line in story.last_words]
+    events += [
+        Event(RAISED, CUT, line, line.rank, story.time_at(line.offset), story, place=place_before(story.lines, line))
+        for line in story.last_words
+    ]
     events = _of_each_line(events)
     if story.cards:
         line, cause, rank, text = story.cards[-1]

@@ -100,6 +100,13 @@ def _carrier(lines: Sequence[Line], index: int, found: Sequence[Traceback]) -> T
     return next((t for t in reversed(found) if t.rank == rank and t.end), None)
 
 
+def place_before(lines: Sequence[Line], line: Line) -> str | None:
+    """The frame that is printed without a traceback, as of a SyntaxError."""
+    index = next((i for i, one in enumerate(lines) if one.offset == line.offset), 0)
+    frames = (FRAME.search(one.text) for one in reversed(lines[max(0, index - 4) : index]) if one.rank == line.rank)
+    return next((f"{f['file'] or f['rich']}:{f['line'] or f['at']}" for f in frames if f), None)
+
+
 def _one(lines: Sequence[Line], index: int) -> Traceback:
     one = Traceback(lines[index], last=lines[index].offset)
     lead = _lead(lines[index].text)
