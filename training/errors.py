@@ -28,7 +28,7 @@ RANK_FAILED, RANK_DISK_FULL = 1, 74
 EXIT_MEANING = {
     Exit.DONE: "training finished",
     Exit.CONFIG: "the configuration, the command line or the data is wrong; nothing was launched",
-    Exit.RESOURCES: "a resource is missing (GPU, memory, disk, port, folder); nothing was launched",
+    Exit.RESOURCES: "a resource is missing (GPU, memory, disk, port, folder): nothing was launched, or no checkpoint could be saved",
     Exit.TRAINING: "a rank failed; the cause is in the run's failure.json",
     Exit.HANG: "no rank made progress; who was stuck is in the run's failure.json",
     Exit.PREEMPTED: "stopped by TERM or USR1, checkpoint saved: run again with --resume",
@@ -65,3 +65,11 @@ class UserError(Exception):
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
         self.code, self.said_by_another = code, said_by_another
         super().__init__("; ".join(p.what for p in self.problems))
+
+
+class Stopped(UserError):
+    """A run stops itself for lack of a resource. `closing`: what it leaves; `cause`: the operating system's error."""
+
+    def __init__(self, problem: Problem, closing: str, cause: OSError) -> None:
+        super().__init__(problem, Exit.RESOURCES)
+        self.closing, self.cause = closing, cause

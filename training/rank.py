@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from training import command, console, heartbeat, rundir
 from training.asked import ENTRYPOINT
-from training.errors import Exit, NothingToDo, UserError
+from training.errors import Exit, NothingToDo, Stopped, UserError
 from training.host import allocator, packages, process
 from training.launch.place import NODE
 from training.watch import budget
@@ -74,9 +74,18 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
         return int(Exit.DONE)
     except UserError as error:
         error.said_by_another |= run is not None and environ.get("RANK", "0") != "0"
-        console.report(error, "nothing was launched" if run is None else ENDED)
+        stopped = isinstance(error, Stopped) and error
+        console.report(error, stopped.closing if stopped else "nothing was launched" if run is None else ENDED)
+        if stopped and run:
+            from training.engine import failure, record
+
+            failure.note(run, int(environ.get("RANK", 0)), stopped)
+            record.failed(int(error.code))
         if ending:
             ending.close(int(error.code), str(error))
+        if stopped:
+            sys.stdout.flush()
+            os._exit(int(error.code))  # as below: the other ranks wait
         return int(error.code)
     except Exception as error:
         if run is None:

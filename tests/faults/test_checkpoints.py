@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import Launched
 from tests.faults.conftest import RUN, Ended
+from training.engine import checkpoint
 
 Inject = Callable[..., Ended]
 RESUME = ("./launch_train.sh", "2")
@@ -28,9 +32,29 @@ def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_is_used(inject: Inje
 def test_a_full_disk_in_the_middle_is_a_warning(inject: Inject) -> None:
     ended = inject("enospc@step=4", num_iterations=12, save_every=4)
     assert ended.code == 0, ended.run.output[-3000:]
-    text = "checkpoint of step 4 was not saved: [Errno 28] No space left on device"
-    assert text in ended.run.output and text in [e["text"] for e in ended.of("warning")]
+    (text,) = (e["text"] for e in ended.of("warning"))
+    assert text.startswith("checkpoint of step 4 was not saved: [Errno 28] No space left on device; ") and text in ended.run.output
+    assert f"{ended.run.run.checkpoints} needs " in text and "df -h " in text
     assert [e["step"] for e in ended.of("checkpoint")] == [8, 12]
+
+
+@pytest.mark.slow
+def test_a_disk_that_stays_full_stops_the_run(launch: Callable[..., Launched], tmp_path: Path) -> None:
+    """A small file system of its own, which is filled after the first checkpoint."""
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no private mount namespace here (unshare -m)")
+    (runs := tmp_path / "experiments").mkdir()
+    script = """mount -t tmpfs -o size=100m none "$1" && runs=$1 kept=$2 && shift 2
+        ( until [[ -d $runs/full/checkpoints/step_00000004 ]]; do sleep 0.05; done; head -c 1G /dev/zero >"$runs/fill" ) 2>/dev/null &
+        "$@"; code=$?
+        kill %1 2>/dev/null; cp -r "$runs/full/checkpoints" "$kept"; exit "$code" """
+    inside = ("unshare", "-m", "bash", "-c", script, "bash", str(runs), str(tmp_path / "kept"))
+    run = launch(*inside, *RUN, name="full", num_iterations=4000, save_every=4, keep_checkpoints=1)
+    assert run.wait() == 3, run.output[-3000:]
+    assert "two checkpoints in a row were not saved" in run.output and f"df -h {shlex.quote(f'{runs}/full/checkpoints')}" in run.output
+    found = checkpoint.latest(tmp_path / "kept")
+    assert found and not found.skipped and found.position.step >= 4
+    assert f"the newest checkpoint is that of step {found.position.step} (exit 3)" in run.output
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from training import heartbeat
 from training.engine import checkpoint
 from training.engine.checkpoint import Position
 from training.engine.saver import Saver
+from training.errors import Exit, Stopped
 
 FACTS = {"shape": {"depth": 1}, "optimizer": "muon", "world_size": 1, "data": {}, "tokenizer": "bytes"}
 
@@ -91,11 +92,37 @@ def test_full_disk_is_told_and_the_next_save_succeeds(tmp_path: Path, saver: Sav
         saver.save(Position(1), {"w": torch.zeros(3)}, FACTS, required=False)
         wait_until(lambda: log.missed, 30)
         assert "step 1 was not saved" in log.missed[0] and "No space" in log.missed[0]
-        with pytest.raises(OSError, match="No space"):
-            saver.save(Position(2), {"w": torch.zeros(3)}, FACTS, required=True)
         monkeypatch.setattr(checkpoint, "save", real)
-        saver.save(Position(3), {"w": torch.zeros(3)}, FACTS, required=True)
-    assert log.saved == [3]
+        saver.save(Position(3), {"w": torch.zeros(3)}, FACTS, required=False)
+        assert log.saved == [3], "the save after a failed one is waited for"
+        monkeypatch.setattr(checkpoint, "save", full)
+        with pytest.raises(OSError, match="No space"):
+            saver.save(Position(4), {"w": torch.zeros(3)}, FACTS, required=True)
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_the_second_failure_in_a_row_stops_the_run(
+    required: bool, tmp_path: Path, saver: Saver, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    saver.resume = "./launch_train.sh 2 --resume=x"
+    state = {"model": {"w": torch.zeros(1_000_000)}, "optimizer": [torch.zeros(250_000)]}
+    with pytest.raises(Stopped) as caught, saver:
+        saver.save(Position(2), state, FACTS | dict.fromkeys(("epoch", "used"), 0), required=True)
+        monkeypatch.setattr(checkpoint, "save", full)
+        saver.save(Position(4), state, FACTS, required=False)
+        saver.save(Position(6), state, FACTS, required=required)
+    (warning,) = log.missed
+    assert f"{tmp_path} needs 5.0 MB for it and has " in warning and f"df -h {tmp_path}" in warning
+    (problem,) = caught.value.problems
+    assert (caught.value.code, caught.value.cause.errno) == (Exit.RESOURCES, 28)
+    assert "(steps 4 and 6)" in problem.what and f"{tmp_path} needs 5.0 MB" in problem.what and " free" in problem.what
+    assert problem.fixes[0] == f"df -h {tmp_path}" and problem.fixes[-1].startswith("./launch_train.sh 2 --resume=x ")
+    assert caught.value.closing == "stopped at step 6, the newest checkpoint is that of step 2"
+    loaded = checkpoint.latest(tmp_path)
+    assert loaded and loaded.position.step == 2
 
 
 def test_any_other_error_ends_the_training(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +165,7 @@ def test_a_disk_that_is_really_full_is_told_and_the_training_goes_on(tmp_path: P
         try:
             saver.save(Position(2), state, FACTS, required=False)
             wait_until(lambda: log.missed, 30)
-            with pytest.raises(OSError, match="File too large"):
+            with pytest.raises(Stopped, match="File too large"):
                 saver.save(Position(3), state, FACTS, required=True)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)

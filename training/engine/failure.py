@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -10,7 +11,7 @@ import traceback
 from typing import Any
 
 from training import heartbeat, rundir
-from training.errors import RANK_DISK_FULL, RANK_FAILED
+from training.errors import RANK_DISK_FULL, RANK_FAILED, Stopped
 
 _reserved: list[int] = []
 
@@ -26,13 +27,36 @@ def record(run: rundir.RunDir, rank: int, error: BaseException) -> int:
     shows the one card that matters (a victim's traceback is no news). Returns the status to leave with."""
     while _reserved:
         os.close(_reserved.pop())
+    facts = _facts(run, rank, error)
+    status = RANK_DISK_FULL if facts["disk_full"] else RANK_FAILED
+    text = "".join(facts["traceback"])
+    try:
+        rundir.write_json(run.rank_error(rank), facts)
+        if "DUET_SUPERVISED" in os.environ:
+            with run.rank_log(rank).open("a") as log:
+                log.write(text)
+            return status
+    except OSError:  # a full disk, most likely the very cause: then the console has to do
+        if facts["disk_full"]:
+            text = f"{error}\n"
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    return status
+
+
+def note(run: rundir.RunDir, rank: int, error: Stopped) -> None:
+    """Write ranks/rank<r>.error.json of a run that stops itself, and has said why."""
+    with contextlib.suppress(OSError):
+        rundir.write_json(run.rank_error(rank), {**_facts(run, rank, error.cause), "stopped": str(error)})
+
+
+def _facts(run: rundir.RunDir, rank: int, error: BaseException) -> dict[str, Any]:
     disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    status = RANK_DISK_FULL if disk_full else RANK_FAILED
     frames = traceback.extract_tb(error.__traceback__)
     ours = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith("<")] or list(frames)
     where = f"{ours[-1].filename}:{ours[-1].lineno}" if ours else ""
     beat = heartbeat.read(run.heartbeat(rank))
-    facts: dict[str, Any] = {
+    return {
         "rank": rank,
         "guilty_rank": getattr(error, "rank", rank),  # what another rank did can be noticed here
         "time": time.time(),
@@ -44,16 +68,3 @@ def record(run: rundir.RunDir, rank: int, error: BaseException) -> int:
         "disk_full": disk_full,
         "traceback": traceback.format_exception(type(error), error, error.__traceback__),
     }
-    text = "".join(facts["traceback"])
-    try:
-        rundir.write_json(run.rank_error(rank), facts)
-        if "DUET_SUPERVISED" in os.environ:
-            with run.rank_log(rank).open("a") as log:
-                log.write(text)
-            return status
-    except OSError:  # a full disk, most likely the very cause: then the console has to do
-        if disk_full:
-            text = f"{error}\n"
-    sys.stderr.write(text)
-    sys.stderr.flush()
-    return status

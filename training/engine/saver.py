@@ -1,10 +1,13 @@
 """Checkpoints off the step path: a copy of the state on the training thread, everything else on one thread of its own.
 
-At most one copy lives: a save that comes while the one before is still being written waits for it.
+At most one copy lives: a save that comes while the one before is still being written waits for it. One failed save is a warning; the
+second in a row stops the run, since it would train on without a checkpoint.
 """
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -14,9 +17,10 @@ from typing import Any
 
 import torch
 
-from training import console, heartbeat
-from training.engine import checkpoint
+from training import amounts, console, heartbeat
+from training.engine import checkpoint, manifest
 from training.engine.checkpoint import Position
+from training.errors import Problem, Stopped
 
 PHASE = "checkpoint"  # of the heartbeat
 POLL_S = 0.1
@@ -27,14 +31,18 @@ State = dict[str, Any]
 
 
 class Saver:
-    """Writes the checkpoints of one run. `on_saved(step, path)` and `on_warning(text)` are called from the writing thread."""
+    """Writes the checkpoints of one run. `on_saved(step, path)` and `on_warning(text)` are called from the writing thread.
+    `resume`: the command that continues the run."""
 
-    def __init__(self, folder: Path, keep: int, on_saved: Callable[[int, Path], None], on_warning: Callable[[str], None]) -> None:
-        self.folder, self.keep = folder, keep
+    def __init__(
+        self, folder: Path, keep: int, on_saved: Callable[[int, Path], None], on_warning: Callable[[str], None], resume: str = ""
+    ) -> None:
+        self.folder, self.keep, self.resume = folder, keep, resume
         self._on_saved, self._on_warning = on_saved, on_warning
         self._pieces = 0  # written or read back so far
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._missed: int | None = None  # the step of the last save, which failed
         self._copy: State = {}  # its memory is used again by the next save
 
     def __enter__(self) -> Saver:
@@ -48,9 +56,10 @@ class Saver:
             self._thread.join(LEAVE_S)
 
     def save(self, position: Position, state: State, facts: dict[str, Any], *, required: bool) -> None:
-        """Returns when the state is copied; when `required`, after it is on the disk.
+        """Returns when the state is copied; when `required`, or when the save before it failed, after it is on the disk.
 
-        A full disk does not end the training, the next save may succeed: `on_warning` tells it. Raises OSError when `required`.
+        A full disk does not end the training at once, the next save may succeed: `on_warning` tells it. Raises OSError when `required`,
+        and Stopped after the second failure in a row.
         """
         self._finish()
         self._copy = _copied(state, self._copy)
@@ -58,22 +67,49 @@ class Saver:
             torch.cuda.synchronize()  # the copies above are asynchronous
         self._thread = threading.Thread(target=self._write, args=(position, facts, required), name="checkpoint", daemon=True)
         self._thread.start()
-        if required:
+        if required or self._missed is not None:
             self._finish()
 
     def _write(self, position: Position, facts: dict[str, Any], required: bool) -> None:
         try:
             path = checkpoint.save(self.folder, position, self._copy, facts, self._moved)
+            self._missed = None
             self._on_saved(position.step, path)
             if left := checkpoint.prune(path, self.keep):
                 self._on_warning(left)
         except OSError as error:
-            if required:
+            before, self._missed = self._missed, position.step
+            if before is not None:
+                self._error = self._stopped(before, position.step, error)
+            elif required:
                 self._error = error
             else:
-                self._on_warning(f"checkpoint of step {position.step} was not saved: {error}")
+                checks = "; ".join(self._checks())
+                self._on_warning(f"checkpoint of step {position.step} was not saved: {error}; {self._room()}; try: {checks}")
         except BaseException as error:  # raised on the training thread
             self._error = error
+
+    def _room(self) -> str:
+        """What a checkpoint takes and what there is."""
+        try:
+            free = amounts.size(shutil.disk_usage(self.folder).free)
+        except OSError as error:
+            free = error.strerror or "an unknown amount"
+        return f"{self.folder} needs {amounts.size(_bytes(self._copy))} for it and has {free} free"
+
+    def _checks(self) -> list[str]:
+        folder, runs = (shlex.quote(str(path)) for path in (self.folder, self.folder.parent.parent))
+        return [f"df -h {folder}", f"du -sh {runs}/* | sort -h"]
+
+    def _stopped(self, before: int, step: int, error: OSError) -> Stopped:
+        """Its state: what the newest checkpoint holds."""
+        newest = manifest.newest(self.folder)
+        what = f"two checkpoints in a row were not saved (steps {before} and {step}): {error}; {self._room()}"
+        room = f"room for {amounts.plural(self.keep + 1, 'checkpoint')} (--keep_checkpoints, and the one that is written)"
+        fewer = f"; --keep_checkpoints={self.keep - 1} needs less" if self.keep > 1 else ""
+        again = [f"{self.resume}   # when there is room{fewer}"] if self.resume else []
+        left = f"the newest checkpoint is that of step {newest['step']}" if newest else "there is no checkpoint"
+        return Stopped(Problem(what, room, [*self._checks(), *again]), f"stopped at step {step}, {left}", error)
 
     def _moved(self) -> None:
         self._pieces += 1
@@ -94,6 +130,14 @@ class Saver:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
+
+
+def _bytes(value: Any) -> int:
+    """Of all tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return sum(map(_bytes, parts))
 
 
 def _copied(value: Any, buffer: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from training import console, heartbeat, rundir
+from training import console, heartbeat, rundir, summary
 from training.config.batch import Batch
 from training.config.schema import Config
 from training.data.length import Length, plan_length
@@ -135,7 +135,7 @@ def begin(plan: dict[str, Any], run: rundir.RunDir, world: World, task: Task) ->
         validation=task.rows("val"),
         autocast=autocast,
         position=position,
-        saver=_saver(run, config),
+        saver=_saver(run, config, summary.next_command(plan, run)),
         facts=facts,
     )
 
@@ -150,7 +150,7 @@ def _load(raw: torch.nn.Module, optimizer: optim.Optimizers, loaded: checkpoint.
         raise UserError(Problem(what, "the same model as when it was saved")) from error
 
 
-def _saver(run: rundir.RunDir, config: Config) -> Saver:
+def _saver(run: rundir.RunDir, config: Config, resume: str) -> Saver:
     def saved(step: int, path: Path) -> None:
         run.event("checkpoint", step=step, path=str(path))
 
@@ -158,7 +158,7 @@ def _saver(run: rundir.RunDir, config: Config) -> Saver:
         console.warning(text)
         run.event("warning", text=text)
 
-    return Saver(run.checkpoints, config.keep_checkpoints, saved, warned)
+    return Saver(run.checkpoints, config.keep_checkpoints, saved, warned, resume)
 
 
 def _wrap(raw: torch.nn.Module, task: Task, plan: dict[str, Any], world: World) -> torch.nn.Module:

@@ -141,6 +141,8 @@ def _what(
         return "interrupted" if outcome.asked == Exit.INTERRUPTED else "preempted", rundir.ASKED, _stop(outcome)
     if outcome.torn_down:
         return causes.UNKNOWN, DIED, "the script had come to its end; then its process was aborted (SIGABRT) while it was torn down"
+    if outcome.ours and status == Exit.RESOURCES and own and "stopped" in own:
+        return "disk_full" if own["disk_full"] else causes.of_error(own), ERROR, str(own["stopped"])
     if outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES):
         return "config_error", ERROR, "the rank refused its input: see its message above"
     if outcome.elsewhere and outcome.here is None:
