@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from typing import Any
 
@@ -20,7 +19,7 @@ def render(run: rundir.RunDir, plan: dict[str, Any]) -> str:
     lines = [
         f"Model      {_model(plan)}, {s['parameters'] / 1e6:.2f} M parameters",
         f"Trained    {trained(s, plan)}",
-        f"Loss       {learnt(s, plan)}",
+        f"Loss       {learnt(s)}",
         f"Speed      {_rate(s)}{s['step_ms']:.1f} ms per step{_use(s)} (medians)",
     ]
     if s.get("sample"):
@@ -49,16 +48,14 @@ def trained(s: dict[str, Any], plan: dict[str, Any]) -> str:
     return f"{s['steps']} steps, {amount} {unit}{of}{_when(s)}, {plan['ranks']} × {plan['device']['value']}"
 
 
-def learnt(s: dict[str, Any], plan: dict[str, Any]) -> str:
-    """Of a language model in bits, of any other as its task has it."""
+def learnt(s: dict[str, Any]) -> str:
+    """Loss and validation, in one unit."""
     if naming.counted(s) != naming.TOKENS:
         scores = ", ".join(naming.courses(s))
-        return f"{s['loss_first']:.4g} → {s['loss_last']:.4g}" + (f"; validation {scores}" if scores else "")
-    first, last = s["loss_first"] / math.log(2), s["loss_last"] / math.log(2)
-    unit = "byte" if plan["config"]["tokenizer"] == "bytes" else "token"
+        return naming.course(s) + (f"; validation {scores}" if scores else "")
     seen = s.get("val_bpb_last") is not None
-    validation = f"; validation {s['val_bpb_first']:.3f} → {s['val_bpb_last']:.3f} bits per byte" if seen else ""
-    return f"{first:.3f} → {last:.3f} bits per {unit}{validation}"
+    validation = f"; validation {s['val_bpb_first']:.3f} → {s['val_bpb_last']:.3f} {naming.BITS}" if seen else ""
+    return f"{naming.course(s)}{validation}"
 
 
 def _when(s: dict[str, Any]) -> str:

@@ -107,6 +107,8 @@ class Made:
             "steps": 400,
             "loss_first": 5.5,
             "loss_last": 2.1,
+            "tokens": 1_638_400,
+            "bytes_per_token": 1.0,
             "val_bpb_first": 3.5,
             "val_bpb_last": 1.87,
             "seconds": 41.0,

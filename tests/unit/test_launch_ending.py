@@ -54,7 +54,15 @@ def tell(run: RunDir, command: str, code: int = 0, why: str = "") -> None:
 
 
 def finished(run: RunDir) -> None:
-    facts = {"steps": 12, "tokens": 3_000_000, "seconds": 75.0, "loss_first": 5.5, "loss_last": 2.1, "val_bpb_first": 4.5}
+    facts = {
+        "steps": 12,
+        "tokens": 3_000_000,
+        "seconds": 75.0,
+        "loss_first": 5.5,
+        "loss_last": 2.1,
+        "val_bpb_first": 4.5,
+        "bytes_per_token": 1.0,
+    }
     write_json(run.summary, {"status": "done", "val_bpb_last": 4.0, **facts})
     append_json(run.metrics, {"step": 11, "loss": 2.2})
     append_json(run.metrics, {"step": 12, "loss": 2.1})
@@ -79,9 +87,7 @@ def test_it_gets_what_happened_as_data(run: RunDir, tmp_path: Path, capfd: pytes
     assert 75 <= facts["seconds"] < 100 and facts["restarts"] == 0
     assert (facts["report"], facts["run_dir"], facts["log"]) == (str(run.report), str(run.path), "/logs/x.log")
     assert facts["title"] == "a run finished"
-    assert facts["text"].startswith(
-        "12 steps, 3.00 M tokens of stdlib in 1 min 15 s, 2 × cpu; loss 7.935 → 3.030 bits per byte; validation"
-    )
+    assert facts["text"].startswith("12 steps, 3.00 M tokens of stdlib in 1 min 15 s, 2 × cpu; loss 7.935 → 3.030 bits/byte; validation")
     env = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if "=" in line)
     expected = {"STATUS": "finished", "EXIT_CODE": "0", "RUN_NAME": "a run", "RUN_DIR": str(run.path), "REPORT": str(run.report)}
     expected |= {"TITLE": facts["title"], "TEXT": facts["text"]}

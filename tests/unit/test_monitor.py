@@ -17,7 +17,7 @@ import pytest
 from tests.unit.monitor_runs import GIB, PATIENCE_S, ROOT, Made, dead_pid, look, old, text_of
 from training import heartbeat, rundir
 from training.host import gpus
-from training.monitor import machine, records, screen, state
+from training.monitor import fleet, machine, records, screen, state
 from training.monitor.screen import View
 
 # States
@@ -52,12 +52,26 @@ def test_running(made: Made) -> None:
     assert [(r["doing"], r["alive"], r["late"]) for r in seen["ranks"]] == [("step 101: forward", True, False)] * 2
 
 
+def test_the_loss_is_shown_in_the_unit_of_the_evaluations(made: Made) -> None:
+    """Recorded in nats per token; two bytes a token."""
+    made.supervisor(os.getpid()).steps(100).beats("forward", step=101)
+    rundir.write_json(made.run.data, (rundir.read_json(made.run.data) or {}) | {"bytes_per_token": 2.0})
+    seen = look(made.run)
+    recorded = 2 + 3 * math.exp(-100 / 30)
+    shown = f"{recorded / math.log(2) / 2:.4f}"
+    assert (seen["training"]["loss"], seen["training"]["loss_unit"]) == (pytest.approx(recorded), "nats/token")
+    assert f"loss {shown} bits/byte" in text_of(made.run) and "val 2.0000 bits/byte" in text_of(made.run)
+    assert f"loss {shown} bits/byte  val 2.0000 bits/byte" in screen.one_line(seen)
+    rows = fleet.screen(fleet.Fleet(made.run.path.parent).read(), View(120, 30))
+    assert any(f"{shown}   2.0000" in row for row in rows), rows
+
+
 def test_finished(made: Made) -> None:
     made.supervisor(dead_pid()).steps().beats(heartbeat.FINISHED, 400).summary()
     seen = look(made.run)
     assert (seen["run"]["state"], seen["run"]["reason"], seen["progress"]["eta_s"]) == ("finished", None, None)
     shown = text_of(made.run)
-    assert "FINISHED" in shown and "done: loss 5.5000 → 2.1000 · 3.5000 → 1.8700 bits/byte" in shown
+    assert "FINISHED" in shown and "done: loss 7.935 → 3.030 bits/byte · validation 3.5000 → 1.8700 bits/byte" in shown
 
 
 def test_failed(made: Made) -> None:

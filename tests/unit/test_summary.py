@@ -11,6 +11,7 @@ import pytest
 
 from tests.unit.conftest import ENHANCED, LAUNCH, SIMPLE, TRAIN, Shell
 from training.config.schema import FIELDS, Config, shared
+from training.monitor import naming
 from training.rundir import RunDir, write_json
 from training.summary import longer, next_command, render
 
@@ -23,6 +24,7 @@ FACTS = {
     "parameters": 450_000,
     "loss_first": math.log(2) * 8,
     "loss_last": math.log(2) * 3,
+    "bytes_per_token": 1.0,
     "val_bpb_first": 8.1,
     "val_bpb_last": 3.25,
     "tokens_per_s": 12345.6,
@@ -66,7 +68,7 @@ def test_what_was_trained_how_well_and_where_it_is(run: RunDir) -> None:
     for part in (
         "GPT, depth 12, 0.45 M parameters",
         "400 steps, 1.64 M tokens of stdlib in 1 min 15 s, 2 × cpu",
-        "8.000 → 3.000 bits per byte; validation 8.100 → 3.250 bits per byte\n",
+        "8.000 → 3.000 bits/byte; validation 8.100 → 3.250 bits/byte\n",
         "12,346 tokens/s, 331.8 ms per step",
         "    │ def f():\n",
         f"Run        {run.path}\n",
@@ -158,11 +160,20 @@ def test_the_report_is_named_where_there_is_one(run: RunDir) -> None:
     assert f"\n  Report     {run.report}\n" in screen(run, plan())
 
 
-def test_a_loss_of_longer_tokens_is_per_token(run: RunDir) -> None:
-    """Only the validation is per byte: side by side the two are not to be compared."""
-    for tokenizer in ("bpe", "some/tokenizer.json"):
-        text = screen(run, plan(tokenizer=tokenizer))
-        assert "8.000 → 3.000 bits per token; validation 8.100 → 3.250 bits per byte\n" in text
+def test_loss_and_validation_have_one_unit(run: RunDir) -> None:
+    text = screen(run, plan(tokenizer="bpe"), bytes_per_token=4.0)
+    assert "Loss       2.000 → 0.750 bits/byte; validation 8.100 → 3.250 bits/byte\n" in text
+    old = screen(run, plan(tokenizer="bpe"), bytes_per_token=None)  # from before that was recorded
+    assert "5.545 → 2.079 nats/token; validation 8.100 → 3.250 bits/byte\n" in old
+
+
+def test_the_ends_of_a_loss_are_means(run: RunDir) -> None:
+    """Single batches of a noisy loss say nothing of the course."""
+    losses = [0.045, *(0.06 - step / 10_000 + 0.01 * (-1) ** step for step in range(398)), 0.053]
+    begin, end = naming.ends(losses)
+    assert losses[0] < losses[-1] and begin > 0.055 and end < 0.03
+    assert naming.ends([2.0]) == (2.0, 2.0) and naming.ends([3.0, 2.0, 1.0]) == (3.0, 1.0)
+    assert "Loss       2.000 → 1.000 bits/byte" in screen(run, plan(), loss_begin=2 * math.log(2), loss_end=math.log(2))
 
 
 def test_the_time_of_a_resumed_run_is_that_of_its_last_part(run: RunDir) -> None:

@@ -60,6 +60,7 @@ class Prepared:
     token_bytes: int = 2
     bos: int = BOS
     shard_tokens: int = SHARD_TOKENS
+    bytes_per_token: float = 1.0  # of the text, separators left out: a loss in nats per token becomes one in bits per byte by it
 
     @property
     def train(self) -> list[Path]:
@@ -176,7 +177,7 @@ def _write(source: Source, text_field: str, work: Path, folder: Path, progress: 
     _warn_of_loss(words)
     train, val = (Writer(work, part, words.token_bytes, SHARD_TOKENS) for part in ("train", "val"))
     try:
-        count = _tokenize(source, text_field, words, train, val, progress)
+        count, text = _tokenize(source, text_field, words, train, val, progress)
         if not train.tokens + val.tokens:
             raise UserError(Problem(f"data {source.name}: no text in {len(source.files)} files", "some text"))
         if not SENSIBLE_SHARE[0] <= val.tokens / (train.tokens + val.tokens) <= SENSIBLE_SHARE[1]:
@@ -187,7 +188,8 @@ def _write(source: Source, text_field: str, work: Path, folder: Path, progress: 
         train.drop()
         val.drop()
     file = words.save(work)
-    facts = (words.name, words.padded_vocab, words.token_bytes, words.bos, SHARD_TOKENS)
+    density = text / max(1, train.tokens + val.tokens - count)
+    facts = (words.name, words.padded_vocab, words.token_bytes, words.bos, SHARD_TOKENS, density)
     made = Prepared(str(folder), source.name, count, train.tokens, val.tokens, *facts)
     paths = [*train.paths, *val.paths, *([work / file] if file else [])]
     found = shards.sums(paths, lambda done, total: progress(CHECKING, done, total))
@@ -204,13 +206,15 @@ def for_validation(document: int) -> bool:
     return zlib.crc32(str(document).encode()) % VALIDATION_ONE_IN == 0
 
 
-def _tokenize(source: Source, text_field: str, words: Tokenizer, train: Writer, val: Writer, progress: Progress) -> int:
-    """Everything into the two parts, document by document; returns their number."""
-    count, done = 0, 0
+def _tokenize(source: Source, text_field: str, words: Tokenizer, train: Writer, val: Writer, progress: Progress) -> tuple[int, int]:
+    """Everything into the two parts, document by document; returns the number of documents and of their bytes."""
+    count, done, text = 0, 0, 0
     seen: deque[Piece] = deque()  # pieces that are being tokenized
 
     def noted() -> Iterator[Piece]:
+        nonlocal text
         for piece in documents(source, text_field):
+            text += len(piece.content)
             seen.append(piece._replace(content=b""))
             yield piece
 
@@ -223,7 +227,7 @@ def _tokenize(source: Source, text_field: str, words: Tokenizer, train: Writer, 
         progress(TOKENIZING, done, source.total_bytes)
     if done != source.total_bytes and count:  # the end of a compressed file belongs to no text
         progress(TOKENIZING, source.total_bytes, source.total_bytes)
-    return count
+    return count, text
 
 
 def _cut_tail(train: Writer, val: Writer) -> Writer:

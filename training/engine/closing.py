@@ -14,6 +14,7 @@ from training.engine.checkpoint import Position
 from training.engine.record import Recorder
 from training.engine.session import Session
 from training.errors import Exit
+from training.monitor import naming
 
 
 def banner(world: World, session: Session, wandb: str) -> str:
@@ -52,6 +53,7 @@ def write_summary(session: Session, recorder: Recorder, position: Position, code
             continue  # of a part that a resume has given up
         (steps if "loss" in record else evals)[record["step"]] = record  # after a resume the last one counts
     first, last = steps[min(steps)], steps[max(steps)]
+    begin, end = naming.ends([record["loss"] for _, record in sorted(steps.items())])
     recent = [r for _, r in sorted(steps.items())][1:] or [first]  # the first step pays for warm-up
     text, unit = sample(session) if code == Exit.DONE else None, session.task.unit
     summary = {
@@ -65,6 +67,9 @@ def write_summary(session: Session, recorder: Recorder, position: Position, code
         "parameters": session.parameters,
         "loss_first": first["loss"],
         "loss_last": last["loss"],
+        "loss_begin": begin,
+        "loss_end": end,
+        "bytes_per_token": (rundir.read_json(session.run.data) or {}).get("bytes_per_token"),
         **scores(evals),
         f"{unit}_per_s": statistics.median(r[f"{unit}_per_s"] for r in recent),
         "step_ms": statistics.median(r["step_ms"] for r in recent),

@@ -76,10 +76,12 @@ class Progress:
         ranks = {"own_ms": [round(share.own_ms, 3) for share in report.shares], "memory_bytes": [share.memory for share in report.shares]}
         self.recorder.write({**record, **use, "mfu": self._speed_at_peak and speed / self._speed_at_peak, **ranks})
         if self._bar is not None:
-            self._bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
+            self._bar.set_postfix(loss=self.session.task.shown_loss(loss), refresh=False)
             self._bar.update()
         if position.step == 1 or position.step % self.session.config.log_every == 0 or position.step == self.session.length.total_steps:
-            self._line(position, f"Loss: {loss:.4f}, LR: {rate:.2e}, {draw.amount(speed).replace(',', '')} {unit}/s")
+            self._line(
+                position, f"Loss: {self.session.task.shown_loss(loss)}, LR: {rate:.2e}, {draw.amount(speed).replace(',', '')} {unit}/s"
+            )
 
     def evaluation(self, position: Position, result: tuple[Scores | None, float]) -> None:
         scores, seconds = result

@@ -77,7 +77,7 @@ def _text(run: rundir.RunDir, plan: dict[str, Any], done: dict[str, Any], failur
         return f"{rank}{failure['summary']}"
     if "loss_last" in done:
         saved = "" if status == FINISHED else f"stopped at step {done['steps']}, checkpoint saved; "
-        return f"{saved}{summary.trained(done, plan)}; loss {summary.learnt(done, plan)}"
+        return f"{saved}{summary.trained(done, plan)}; loss {summary.learnt(done)}"
     if done:  # somebody's script
         return f"{done['ranks']} rank{'s' if done['ranks'] > 1 else ''}, {done['seconds']:.1f} s"
     saved_step = int((manifest.newest(run.checkpoints) or {"step": 0})["step"])

@@ -10,7 +10,7 @@ from training.monitor import draw, machine, naming, tables
 from training.monitor.draw import Line
 from training.monitor.records import dig, items, mtime, read_object, whole
 from training.monitor.screen import View, finish
-from training.monitor.sections import BADGES
+from training.monitor.sections import BADGES, loss
 from training.monitor.state import ENDED, GPU_PATIENCE_S, SCHEMA_VERSION, State, Watch
 from training.rundir import RunDir
 
@@ -133,7 +133,7 @@ def _row(state: State, name: int, wide: bool, marked: bool) -> Line:
     label = draw.cut_middle(draw.clean(run["name"]), name)
     line: Line = [("> " if marked else "  ", "bold"), *draw.fit([(label, style)], name + 1)]
     line.append((f"{run['state'].upper():<8} ", BADGES[run["state"]]))
-    numbers = f"{step:>9} {done:>6} {draw.decimal(training['loss']):>8} {draw.decimal(training['eval_best']):>8} "
+    numbers = f"{step:>9} {done:>6} {loss(training)[0]:>8} {draw.decimal(training['eval_best']):>8} "
     line.append((numbers + f"{draw.count(naming.speed(training)):>9} {draw.duration(progress['eta_s']):>9}", style))
     if wide:
         started = draw.clock(run["started_unix_s"], "%m-%d %H:%M")

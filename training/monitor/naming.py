@@ -7,7 +7,8 @@ metrics, in the report and in the last words of a run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from training.monitor.records import dig, number, text, whole
@@ -17,11 +18,12 @@ TOKENS = "tokens"
 COUNTED = (TOKENS, "samples")
 PER_S = "_per_s"
 SPEEDS = {unit: unit + PER_S for unit in COUNTED}
-NATS = "nats/token"
+NATS, BITS = "nats/token", "bits/byte"
+ENDS_SHARE, ENDS_MOST = 20, 50  # the loss at an end of a run is the mean of this part of its steps, of so many at most
 EVALUATION = "val_"  # every figure of an evaluation begins so
 PLAIN = "val_loss"  # stands for those that have no better one
 INPUT = "_input"  # a score of what the model is given: what the score of the same name has to surpass
-SCORES = {"bpb": "bits/byte", "psnr": "dB"}  # units, by a word of the name
+SCORES = {"bpb": BITS, "psnr": "dB"}  # units, by a word of the name
 HIGHER_IS_BETTER = ("psnr", "ssim", "acc")
 FIRST, LAST = "_first", "_last"
 DATA = ("dataroot_gt", "data")  # options that say what a task trains on
@@ -50,6 +52,35 @@ def as_samples(unit: str | None) -> str:
 
 def loss_unit(facts: Mapping[str, Any]) -> str | None:
     return NATS if counted(facts) == TOKENS else None
+
+
+def bits_per_byte(bytes_per_token: float) -> float:
+    """What a loss in nats per token is multiplied by."""
+    return 1 / (math.log(2) * bytes_per_token)
+
+
+def display(facts: Mapping[str, Any]) -> tuple[float, str | None]:
+    """How a loss is shown: in the unit of the evaluations (bits per byte) where the text's bytes per token are known, so that both
+    can be compared; else as it is recorded, with its unit. `facts`: a summary, or the `training` of a state."""
+    if (density := number(facts.get("bytes_per_token"))) and counted(facts) == TOKENS:
+        return bits_per_byte(density), BITS
+    return 1.0, loss_unit(facts) if facts.get("loss_unit", NATS) else None
+
+
+def course(summary: Mapping[str, Any]) -> str:
+    """The loss of a run from its begin to its end, with its unit: '5.51 → 2.13 bits/byte'. Each is a mean over some steps, since single
+    batches differ."""
+    ends = [number(summary.get(f"loss_{which}", summary.get(f"loss_{single}"))) for which, single in (("begin", "first"), ("end", "last"))]
+    factor, unit = display(summary)
+    form = ".3f" if unit else ".4g"
+    shown = " → ".join("-" if value is None else format(value * factor, form) for value in ends)
+    return f"{shown} {unit}" if unit else shown
+
+
+def ends(losses: Sequence[float]) -> tuple[float, float]:
+    """The mean of the first and of the last steps."""
+    some = min(ENDS_MOST, max(1, len(losses) // ENDS_SHARE))
+    return sum(losses[:some]) / some, sum(losses[-some:]) / some
 
 
 def plain(key: str) -> str:

@@ -136,7 +136,7 @@ def one_line(state: State) -> str:
     run, progress, training = state["run"], state["progress"], state["training"]
     words: list[Any] = [draw.clock(state["time_unix_s"], "%Y-%m-%d %H:%M:%S"), draw.clean(run["name"]), run["state"]]
     words += [] if progress["step"] is None else [f"step {progress['step']}/{progress['total_steps'] or '?'}"]
-    words += [] if training["loss"] is None else [f"loss {draw.decimal(training['loss'])}", sections.evaluation(training)]
+    words += [] if training["loss"] is None else [f"loss {' '.join(filter(None, sections.loss(training)))}", sections.evaluation(training)]
     words += [] if (rate := naming.speed(training)) is None else [f"{draw.count(rate)} {training['unit']}/s"]
     words += [] if training["step_ms_median"] is None else [f"step {draw.milliseconds(training['step_ms_median'])}"]
     words += [] if progress["eta_s"] is None else [f"{draw.duration(progress['eta_s'])} left"]

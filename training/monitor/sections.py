@@ -64,8 +64,10 @@ def verdict(state: State, width: int) -> list[Line]:
     run, summary, failure = state["run"], state["summary"] or {}, state["failure"] or {}
     style = BADGES[run["state"]] if run["state"] in ENDED else "warn"
     if run["state"] == "finished" and "loss_last" in summary:
-        scores = f"{_from_to(summary, 'val_bpb')} bits/byte" if "val_bpb_last" in summary else ", ".join(naming.courses(summary))
-        said = " · ".join(filter(None, [f"done: loss {_from_to(summary, 'loss')}", draw.clean(scores)]))
+        scores = (
+            f"validation {_from_to(summary, 'val_bpb')} {naming.BITS}" if "val_bpb_last" in summary else ", ".join(naming.courses(summary))
+        )
+        said = " · ".join(filter(None, [f"done: loss {naming.course(summary)}", draw.clean(scores)]))
         return draw.wrap([(said, style)], width, 6)
     if not run["reason"]:
         return []
@@ -79,6 +81,12 @@ def verdict(state: State, width: int) -> list[Line]:
 
 def _from_to(summary: State, name: str) -> str:
     return " → ".join(draw.decimal(number(summary.get(f"{name}_{which}"))) for which in ("first", "last"))
+
+
+def loss(training: State) -> tuple[str, str]:
+    """The last loss and its unit: that of the evaluations, where it can be."""
+    factor, unit = naming.display(training)
+    return draw.decimal(None if training["loss"] is None else training["loss"] * factor), unit or ""
 
 
 def evaluation(training: State) -> str:
@@ -98,9 +106,9 @@ def numbers(state: State, width: int, rows: int) -> list[Line]:
     training = state["training"]
     if training["loss"] is None and training["eval_last"] is None:  # no step yet
         return []
-    loss = "" if training["loss_is_finite"] in (True, None) else "bad"
-    score = evaluation(training)
-    items: list[Line] = [[("loss ", "dim"), (draw.decimal(training["loss"]), loss or "bold")]]
+    style = "" if training["loss_is_finite"] in (True, None) else "bad"
+    score, (value, unit_of_loss) = evaluation(training), loss(training)
+    items: list[Line] = [[("loss ", "dim"), (value, style or "bold"), (unit_of_loss and f" {unit_of_loss}", "dim")]]
     items += [[(score, "")]] if score else []
     unit, rate, count = training["unit"], naming.speed(training), naming.so_far(training)
     if rate is not None:
@@ -118,7 +126,8 @@ def numbers(state: State, width: int, rows: int) -> list[Line]:
 
 
 def loss_curve(state: State, width: int, rows: int) -> list[Line]:
-    return curve([(p["step"], p["loss"]) for p in state["loss_curve"]["points"]], "loss", width, rows)
+    factor, _ = naming.display(state["training"])
+    return curve([(p["step"], p["loss"] * factor) for p in state["loss_curve"]["points"]], "loss", width, rows)
 
 
 def speed_curve(state: State, width: int, rows: int) -> list[Line]:

@@ -285,6 +285,7 @@ class Watch:
         return {
             "loss": loss,
             "loss_unit": naming.loss_unit(last),
+            "bytes_per_token": number(dig(read_object(self.run.data), "bytes_per_token")),
             "loss_is_finite": None if loss is None else math.isfinite(loss),
             **history.evaluation(),
             "lr": number(last.get("lr")),

@@ -119,10 +119,8 @@ def _trained(unit: str) -> Callable[[Run], float | None]:
 
 
 def _last_loss(run: Run) -> float | None:
-    """Without the noise of a single step, where there is enough to smooth."""
-    curve = run.metrics.curves.get("loss", Curve())
-    points = curve.smoothed(ends=False) or curve.points
-    return points[-1][1] if points else None
+    at = figures.ends(run)
+    return at[1] if at else None
 
 
 def _units(runs: Sequence[Run]) -> list[str]:
@@ -141,9 +139,9 @@ def _losses(runs: Sequence[Run], names: Sequence[str]) -> list[Chart | None]:
 
 
 def _loss(runs: Sequence[Run], names: Sequence[str], task: str, title: str) -> Chart | None:
-    units = {figures.loss_unit(run) for run in runs if run.metrics.steps and run.task == task}
+    units = {figures.display(run)[1] for run in runs if run.metrics.steps and run.task == task}
     unit = units.pop() if len(units) == 1 else ""
-    series = _each(runs, names, lambda run: run.metrics.curves.get("loss") if run.task == task else None, ends=True)
+    series = _each(runs, names, lambda run: figures.losses(run) if run.task == task and "loss" in run.metrics.curves else None, ends=True)
     notes = [SMOOTHED]
     for one, run in zip(series, runs, strict=True):
         if run.task != task:

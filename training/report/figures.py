@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from typing import Any
 
 from training import heartbeat
 from training.monitor import naming
 from training.monitor.draw import count, decimal, duration, milliseconds
-from training.monitor.records import number, whole
+from training.monitor.records import whole
 from training.report import charts, curves
 from training.report.charts import DOTS, LINE, Chart, Series
 from training.report.curves import Curve, Metrics, Place
@@ -50,16 +51,33 @@ def direction(key: str) -> str:
     return "" if key in TITLES else "more is better" if naming.higher_is_better(key) else "less is better"
 
 
-def loss_unit(run: Run) -> str:
-    """A script of somebody may count tokens and mean another loss."""
-    return (run.state["training"]["loss_unit"] if run.script else naming.loss_unit(run.metrics.last)) or ""
+def display(run: Run) -> tuple[float, str]:
+    """What a recorded loss is multiplied by, and its unit then. A user's script may count tokens and mean another loss."""
+    if run.script:
+        return 1.0, run.state["training"]["loss_unit"] or ""
+    factor, unit = naming.display(run.metrics.last | {"bytes_per_token": run.state["training"].get("bytes_per_token")})
+    return factor, unit or ""
+
+
+def losses(run: Run) -> Curve:
+    """In the unit of `display`."""
+    curve, (factor, _) = run.metrics.curves.get("loss", Curve()), display(run)
+    points, means = ([(place, value * factor) for place, value in of] for of in (curve.points, curve.means))
+    return replace(curve, points=points, means=means)
+
+
+def ends(run: Run) -> tuple[float, float] | None:
+    """The loss at both ends of the run, without the noise of a single step where there is enough to smooth."""
+    curve = losses(run)
+    points = curve.smoothed(ends=False) or curve.points
+    return (points[0][1], points[-1][1]) if points else None
 
 
 def loss(run: Run) -> Chart | None:
     metrics = run.metrics
-    curve = metrics.curves.get("loss", Curve())
+    curve, unit = losses(run), display(run)[1]
     series = charts.raw_and_smooth("loss", curve, 1)
-    checked = metrics.evaluation("val_loss")
+    checked = metrics.evaluation("val_bpb" if unit == naming.BITS else "val_loss")
     series.append(Series("validation", 2, DOTS, checked.points))
     notes = []
     if curve.window:
@@ -73,7 +91,7 @@ def loss(run: Run) -> Chart | None:
         marks.append(failed)
         notes.append(f"× at step {failed[0].step:,}: {failed[1]}")
     said, top = "; ".join(notes), charts.spiky(curve)
-    return charts.lines("loss", "Loss", series, unit=loss_unit(run), note=said, marks=marks, wide=True, log=True, top=top)
+    return charts.lines("loss", "Loss", series, unit=unit, note=said, marks=marks, wide=True, log=True, top=top)
 
 
 def failure_mark(run: Run) -> tuple[Place, str] | None:
@@ -202,12 +220,8 @@ def headline(run: Run) -> list[tuple[str, object, object]]:
     if metrics.scores and (best := metrics.best(metrics.scores[0])):
         title, unit = titled(metrics.scores[0])
         out.append((f"Best {title[0].lower()}{title[1:]}", decimal(best[1]), ", ".join(filter(None, [unit, f"step {best[0]:,}"]))))
-    last = number(metrics.last.get("loss"))
-    if last is not None:
-        begun = number(metrics.first.get("loss"))
-        out.append(
-            ("Last loss", decimal(last), ", ".join(filter(None, [loss_unit(run), f"from {decimal(begun)}" if begun is not None else ""])))
-        )
+    if at := ends(run):
+        out.append(("Loss at the end", decimal(at[1]), ", ".join(filter(None, [display(run)[1], f"from {decimal(at[0])}"]))))
     speed, step = metrics.median(run.counted + naming.PER_S), metrics.median("step_ms")
     if speed:
         out.append(("Speed", count(speed), f"{run.counted}/s, median"))

@@ -109,6 +109,10 @@ class Task(ABC):
         """From the sums of everything to what is recorded, as val_NAME."""
         return {name: value / sums[""] for name, value in sums.items() if name}
 
+    def shown_loss(self, loss: float) -> str:
+        """For a progress line, in the unit of `shown` where there is one."""
+        return f"{loss:.4f}"
+
     def shown(self, scores: Mapping[str, float]) -> str:
         """Of the scores, for a progress line."""
         return ", ".join(f"{name} {value:.4g}" for name, value in scores.items())

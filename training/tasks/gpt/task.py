@@ -20,6 +20,7 @@ from training.data.tokenizer import identity
 from training.data.tokenizer import of as tokenizer_of
 from training.data.tokens import Pair, TokenDataset
 from training.engine.optim import Optimizers
+from training.monitor import naming
 from training.tasks.base import Task
 from training.tasks.gpt import optim
 from training.tasks.gpt.model import GPT, Frugal
@@ -95,8 +96,11 @@ class LanguageModel(Task):
         """loss: nats per token; bpb: bits per byte."""
         return {"loss": sums["nats"] / sums["tokens"], "bpb": sums["nats"] / math.log(2) / sums["bytes"]}
 
+    def shown_loss(self, loss: float) -> str:
+        return f"{loss * naming.bits_per_byte(self.data.bytes_per_token):.4f} {naming.BITS}"
+
     def shown(self, scores: Mapping[str, float]) -> str:
-        return f"{scores['bpb']:.4f} bits per byte"
+        return f"{scores['bpb']:.4f} {naming.BITS}"
 
     def facts(self) -> dict[str, Any]:
         return {
