@@ -6,8 +6,8 @@ SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
 def plural(count: int, one: str, many: str = "") -> str:
-    """'1 rank', '2 ranks', '24,576 tokens'."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+    """'1 rank', '2 ranks'."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
 
 
 def size(count: float) -> str:

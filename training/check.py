@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from training import console
+from training import amounts, console
 from training.config.batch import Batch
 from training.errors import Exit
 from training.host import preflight
@@ -140,7 +140,7 @@ def communication(request: Launch, plan: dict[str, Any], checks: list[preflight.
     if unusable or plan["place"]["kind"] == RANK or plan.get("script", {}).get("python", sys.executable) != sys.executable:
         return []
     if plan["local_ranks"] > 1:
-        console.info(f"communication test between {plan['local_ranks']} ranks")
+        console.info(f"communication test between {amounts.plural(plan['local_ranks'], 'rank')}")
     return run(plan).checks()
 
 

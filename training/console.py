@@ -12,6 +12,7 @@ import sys
 import time
 from typing import TextIO
 
+from training.amounts import plural
 from training.errors import UserError
 
 COLOURS = {"INFO": "34", "SUCCESS": "32", "WARNING": "33", "ERROR": "31"}
@@ -130,4 +131,4 @@ def report(problem: UserError, closing: str = "nothing was launched") -> None:
     for one in problem.problems:
         error("\n".join(one.lines()))
     count = len(problem.problems)
-    error(f"{count} problem{'s' if count > 1 else ''}; {closing} (exit {int(problem.code)})")
+    error(f"{plural(count, 'problem')}; {closing} (exit {int(problem.code)})")

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from training import command, console, plan_common, plan_files, resume, tasks
+from training import amounts, command, console, plan_common, plan_files, resume, tasks
 from training import script as own_script
 from training.asked import ENTRYPOINT
 from training.config import batch, flags
@@ -106,10 +106,14 @@ def _decide(request: Request, device: str, precision: decide.Choice, compiled: d
     return Decided(request.batch, lines, resume.check_task(request) if request.resume_from else [])
 
 
+def _amount(data: dict[str, int]) -> str:
+    return f"{amounts.plural(data['files'], 'file')}, {amounts.size(data['bytes'])}"
+
+
 def sentences(plan: Plan, split: batch.Batch, decided: Decided) -> list[str]:
     """The plan in a few lines; each decision with its reason."""
     duration = [f"{plan['config'][n]} {w}" for n, w in (("num_iterations", "steps"), ("num_epochs", "epochs")) if plan["config"][n]]
-    data = f"; data: {plan['data']['name']}, {plan['data']['files']} files, {plan['data']['bytes'] / 1e6:.1f} MB" if "data" in plan else ""
+    data = f"; data: {plan['data']['name']}, {_amount(plan['data'])}" if "data" in plan else ""
     lines = [
         f"device {plan['device']['value']}: {plan['device']['reason']}",
         f"precision {plan['precision']['value']}: {plan['precision']['reason']}; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from training import rundir, tasks
+from training import amounts, rundir, tasks
 from training.finished import longer
 from training.monitor import draw, naming
 
@@ -17,7 +17,7 @@ def render(run: rundir.RunDir, plan: dict[str, Any]) -> str:
         return ""
     more = {} if s["status"] == "stopped" else longer(plan["config"], s["steps"])
     lines = [
-        f"Model      {_model(plan)}, {s['parameters'] / 1e6:.2f} M parameters",
+        f"Model      {_model(plan)}, {amounts.millions(s['parameters'])} parameters",
         f"Trained    {trained(s, plan)}",
         f"Loss       {learnt(s)}",
         f"Speed      {_rate(s)}{s['step_ms']:.1f} ms per step{_use(s)} (medians)",
@@ -43,9 +43,9 @@ def _model(plan: dict[str, Any]) -> str:
 
 def trained(s: dict[str, Any], plan: dict[str, Any]) -> str:
     unit, count, name = naming.counted(s), naming.so_far(s), naming.data(plan)
-    amount = f"{count / 1e6:.2f} M" if count is not None and unit == naming.TOKENS else draw.count(count)
+    amount = amounts.millions(count) if count is not None and unit == naming.TOKENS else draw.count(count)
     of = f" of {name}" if name else ""
-    return f"{s['steps']} steps, {amount} {unit}{of}{_when(s)}, {plan['ranks']} × {plan['device']['value']}"
+    return f"{amounts.plural(s['steps'], 'step')}, {amount} {unit}{of}{_when(s)}, {plan['ranks']} × {plan['device']['value']}"
 
 
 def learnt(s: dict[str, Any]) -> str:

@@ -61,7 +61,7 @@ def test_dry_run_shows_and_leaves_nothing(user: User) -> None:
     code = user.project / "experiments/later/code/submit_job.sh"
     log = user.project / "logs/%x_%j.log"
     command = f"sbatch --parsable --job-name=later '--output={log}' --nodes=2 --time=5 --gres=gpu:1 '{code}'"
-    assert command in done.stdout and "2 nodes × 1 ranks" in done.stdout
+    assert command in done.stdout and "2 nodes × 1 rank;" in done.stdout
     assert listing(user.project) == before
 
 

@@ -100,8 +100,8 @@ def test_a_long_preparation_says_how_far_it_is(
     store.prepare(run, plan("corpus"), tmp_path / "cache")
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
-    assert lines[0].endswith("preparing data corpus: 0 of 1 MB (30 %)")
-    assert lines[-1].endswith("preparing data corpus: 1 of 1 MB (90 %)")
+    assert lines[0].endswith("preparing data corpus: 300 kB of 1.0 MB (30 %)")
+    assert lines[-1].endswith("preparing data corpus: 900 kB of 1.0 MB (90 %)")
 
 
 def test_a_short_one_says_nothing(write: Write, run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

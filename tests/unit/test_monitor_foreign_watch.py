@@ -247,7 +247,7 @@ def test_no_progress(tmp_path: Path) -> None:
 
 
 def test_empty(tmp_path: Path) -> None:
-    assert verdict(made(tmp_path, "", ago_s=0)) == ("running", "it is empty")
+    assert verdict(made(tmp_path, "", ago_s=0)) == ("starting", "no output yet: the log is empty")
     assert verdict(made(tmp_path, ""))[0] == SILENT
 
 

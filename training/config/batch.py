@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from training.amounts import plural
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -27,11 +29,13 @@ class Batch:
         return self.micro_tokens * self.accumulation
 
     def sentence(self, unit: str = "tokens") -> str:
-        each = f"{self.device_sequences} sequences × {self.seq_len} tokens" if unit == "tokens" else f"{self.device_sequences} {unit}"
-        return (
-            f"{each} × {self.world_size} rank{'s' if self.world_size > 1 else ''}"
-            f" × {self.accumulation} accumulation step{'s' if self.accumulation > 1 else ''} = {self.total_tokens} {unit} per step"
+        each = (
+            f"{plural(self.device_sequences, 'sequence')} × {self.seq_len} tokens"
+            if unit == "tokens"
+            else f"{self.device_sequences} {unit}"
         )
+        ranks, steps = plural(self.world_size, "rank"), plural(self.accumulation, "accumulation step")
+        return f"{each} × {ranks} × {steps} = {self.total_tokens} {unit} per step"
 
 
 def split(device_sequences: int, seq_len: int, world_size: int, total_tokens: int) -> Batch | None:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from training import console, rundir
+from training import amounts, console, rundir
 from training.data import shards, tokenizer
 from training.data.corpus import Source
 from training.data.read import Piece, documents
@@ -179,7 +179,7 @@ def _write(source: Source, text_field: str, work: Path, folder: Path, progress: 
     try:
         count, text = _tokenize(source, text_field, words, train, val, progress)
         if not train.tokens + val.tokens:
-            raise UserError(Problem(f"data {source.name}: no text in {len(source.files)} files", "some text"))
+            raise UserError(Problem(f"data {source.name}: no text in {amounts.plural(len(source.files), 'file')}", "some text"))
         if not SENSIBLE_SHARE[0] <= val.tokens / (train.tokens + val.tokens) <= SENSIBLE_SHARE[1]:
             val = _cut_tail(train, val)
         train.close()
@@ -268,7 +268,7 @@ def _learn(source: Source, text_field: str, vocab_size: int, work: Path, progres
             progress(MERGING, done, source.total_bytes)
 
     words = bpe.train(texts(), vocab_size, work, waiting)
-    console.info(f"learned {words.vocab} tokens from {learned / 1e6:.0f} MB of {total / 1e6:.0f} MB of text")
+    console.info(f"learned {amounts.plural(words.vocab, 'token')} from {amounts.size(learned)} of {amounts.size(total)} of text")
     return words
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from training import console, resume, rundir
+from training import amounts, console, resume, rundir
 from training.config.batch import Batch
 from training.config.schema import Config
 from training.data import corpus, extras, length, tokenizer
@@ -85,6 +85,6 @@ class _Shown:
         now = time.monotonic()
         if now - self.last >= SAY_EVERY_S:
             self.last = now
-            far = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB ({100 * done // max(1, total)} %)"
+            far = f"{amounts.size(done)} of {amounts.size(total)} ({100 * done // max(1, total)} %)"
             console.info(f"{what} data {self.name}: {f'{now - self.begun:.0f} s so far' if what == MERGING else far}")
             sys.stderr.flush()

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from training import console
+from training import amounts, console
 from training.data.order import digest
 from training.distributed import exchange_texts
 from training.engine.steps import NO_CHECKSUM, StepReport
@@ -77,9 +77,11 @@ def prove_shards(session: Session, position: Position) -> None:
     pieces = session.task.pieces
     session.run.event("shards", epoch=position.epoch + 1, proven_sequences=len(whole), pieces=pieces, ranks=reports)
     if position.epoch == 0 or session.config.debug_ddp:
+        piece, ranks = pieces.removesuffix("s"), world.world_size
+        shards = f"the shards of {ranks} ranks are disjoint and complete" if ranks > 1 else "the shard of the only rank is complete"
         console.info(
-            f"data of epoch {position.epoch + 1}: {len(batches.dataset)} {pieces}, {session.steps_left(position)} steps; the shards of "
-            f"{world.world_size} rank{'s are' if world.world_size > 1 else ' is'} disjoint and complete ({len(whole)} {pieces} checked)"
+            f"data of epoch {position.epoch + 1}: {amounts.plural(len(batches.dataset), piece)}, "
+            f"{amounts.plural(session.steps_left(position), 'step')}; {shards} ({amounts.plural(len(whole), piece)} checked)"
         )
     if session.config.debug_ddp:
         for r in reports:

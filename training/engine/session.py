@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from training import console, heartbeat, rundir, summary
+from training import amounts, console, heartbeat, rundir, summary
 from training.config.batch import Batch
 from training.config.schema import Config
 from training.data.length import Length, plan_length
@@ -212,8 +212,9 @@ def _tell_resume(loaded: checkpoint.Loaded, run: rundir.RunDir, world: World) ->
         run.event("warning", text=f"damaged checkpoint skipped: {text}")
     console.info(f"resumed from {loaded.path.name} (epoch {loaded.position.epoch + 1})")
     if saved_ranks != world.world_size:
+        by = amounts.plural(saved_ranks, "rank")
         console.warning(
-            f"saved by {saved_ranks} ranks, continued by {world.world_size}: the same samples in the same order, but not bit-exact "
+            f"saved by {by}, continued by {world.world_size}: the same samples in the same order, but not bit-exact "
             "(sums are made in another order)"
         )
     run.event("resume", step=loaded.position.step, path=str(loaded.path))

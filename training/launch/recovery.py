@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from training import console, heartbeat, rundir
+from training import amounts, console, heartbeat, rundir
 from training.engine import manifest
 from training.errors import Exit
 from training.inject import ATTEMPT
@@ -168,7 +168,7 @@ class Recovery:
             rundir.write_json(self.run.summary, known | {"restarts": self.restarts})
         count, kinds = len(self.restarts), Counter(map(str, self._failures))
         shown = [f"{text}{f', {times} times' if times > 1 else ''}" for text, times in kinds.items()]
-        return f" after {count} restart{'s' if count > 1 else ''} ({'the last: ' if len(kinds) > SHOWN else ''}{'; '.join(shown[-SHOWN:])})"
+        return f" after {amounts.plural(count, 'restart')} ({'the last: ' if len(kinds) > SHOWN else ''}{'; '.join(shown[-SHOWN:])})"
 
 
 def _told(record: dict[str, Any]) -> str:
@@ -182,4 +182,4 @@ def _told(record: dict[str, Any]) -> str:
 
 
 def _steps(count: int) -> str:
-    return f"{count} step{'s' if count != 1 else ''}"
+    return amounts.plural(count, "step")

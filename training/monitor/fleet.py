@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from training import amounts
 from training.monitor import draw, machine, naming, tables
 from training.monitor.draw import Line
 from training.monitor.records import dig, items, mtime, read_object, whole
@@ -92,7 +93,7 @@ def screen(state: State, view: View, marked: int | None = None) -> list[str]:
     """A row for each run; what needs attention, GPUs and the machine below."""
     runs = state["runs"]
     living = sum(run["run"]["state"] not in ENDED for run in runs)
-    words = f"{state['runs_there']} run{'s' if state['runs_there'] != 1 else ''}, {living} alive"
+    words = f"{amounts.plural(state['runs_there'], 'run')}, {living} alive"
     words += f", the newest {len(runs)} shown" if state["runs_there"] > len(runs) else ""
     below: list[Line] = []
     for run in runs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 
+from training import amounts
 from training.monitor import draw, naming
 from training.monitor.draw import Line
 from training.monitor.records import number
@@ -23,7 +24,7 @@ def head(state: State, width: int) -> list[Line]:
     )
     facts = [draw.clean(run["script"] or (f"log of {run['source'] or 'another program'}" if run["kind"] == "log" else "unknown script"))]
     if run["ranks"] is not None:
-        facts.append(f"{run['ranks']} rank{'s' if run['ranks'] != 1 else ''}")
+        facts.append(amounts.plural(run["ranks"], "rank"))
     facts += [draw.clean(run[name]) for name in ("device", "precision") if run[name]]
     if (task := run.get("task")) not in (None, naming.GPT):
         facts.insert(1, draw.clean(task))
@@ -32,7 +33,7 @@ def head(state: State, width: int) -> list[Line]:
     if progress["epoch"] is not None:
         facts.append(f"epoch {progress['epoch']}" + (f" of {progress['epochs']}" if progress["epochs"] else ""))
     if run["restarts"]:
-        facts.append(f"{run['restarts']} restart{'s' if run['restarts'] != 1 else ''}")
+        facts.append(amounts.plural(run["restarts"], "restart"))
     return [first, [(" · ".join(facts), "")], _progress(state, width)]
 
 

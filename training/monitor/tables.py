@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from training import amounts
 from training.monitor import draw
 from training.monitor.draw import Line
 from training.monitor.state import ENDED, State
@@ -55,7 +56,7 @@ def _age(rank: dict[str, Any], ended: bool) -> str:
 def _all_ranks(every: list[dict[str, Any]], ended: bool, which: str = "") -> Line:
     late = [r for r in every if r["late"]]
     ages = [r for r in every if r["beat_age_s"] is not None]
-    words = f"{which}{len(every)} ranks" if len(every) != 1 else f"{which}1 rank"
+    words = f"{which}{amounts.plural(len(every), 'rank')}"
     if not ended:
         words += f", {sum(bool(r['alive']) for r in every)} alive"
     if ages:

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from training import heartbeat
+from training import amounts, heartbeat
 from training.monitor import naming
 from training.monitor.draw import count, decimal, duration, milliseconds
 from training.monitor.records import whole
@@ -85,7 +85,7 @@ def loss(run: Run) -> Chart | None:
     if metrics.stretch > 1:
         notes.append(f"of each {metrics.stretch:,} steps the smallest and the largest value")
     if curve.bad:
-        notes.append(f"{curve.bad:,} step{'s' if curve.bad > 1 else ''} without a finite loss (×)")
+        notes.append(f"{amounts.plural(curve.bad, 'step')} without a finite loss (×)")
     marks = list(curve.marks)
     if failed := failure_mark(run):
         marks.append(failed)

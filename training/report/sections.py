@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import Field
 from typing import Any
 
-from training import tasks
+from training import amounts, tasks
 from training.asked import command
 from training.config.batch import Batch
 from training.config.schema import FIELDS, VIDEO
@@ -116,7 +116,7 @@ def data(run: Run) -> Html | None:
     source = run.plan.get("data")
     if isinstance(source, dict):
         size = number(source.get("bytes"))
-        amount = f", {size / 1e6:,.1f} MB" if size is not None else ""
+        amount = f", {amounts.size(size)}" if size is not None else ""
         rows.append(["data", f"{source.get('name')}: {source.get('files')} files{amount}"])
     words = (("documents", "documents"), ("train_tokens", "tokens to train on"), ("val_tokens", "tokens to evaluate on"))
     rows += [[word, count(number(run.data.get(key)))] for key, word in words if number(run.data.get(key)) is not None]
@@ -204,7 +204,7 @@ def samples(run: Run) -> Html | None:
     """Generated text, and pictures of results."""
     said = text(run.summary.get("sample"))
     shown = [p for p in run.pictures if p.address]
-    too_large = [f"{p.name} ({p.size / 1e6:.1f} MB)" for p in run.pictures if not p.address]
+    too_large = [f"{p.name} ({amounts.size(p.size)})" for p in run.pictures if not p.address]
     why = f"not shown (more than {PICTURES}, larger than {PICTURE_BYTES >> 20} MiB, or no PNG): {', '.join(too_large[:20])}"
     pictures = [tag("figure", tag("img", src=p.address, alt=p.name), tag("figcaption", p.name)) for p in shown]
     parts = [

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from training import amounts
 from training.monitor.draw import duration
 from training.monitor.records import Record, number, text, whole
 from training.report import charts
@@ -168,7 +169,7 @@ def describe(event: Record) -> str:
     if said:
         return said
     if kind == "start":
-        return f"step {step} of {event.get('total_steps')}, {event.get('world_size')} ranks"
+        return f"step {step} of {event.get('total_steps')}, {amounts.plural(whole(event.get('world_size')) or 0, 'rank')}"
     if kind == "shards":
         looked = f"{event.get('proven_sequences')} {event.get('pieces', 'sequences')} looked at"
         return f"epoch {event.get('epoch')}: every rank has its own part of the data ({looked})"

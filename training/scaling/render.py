@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from training import amounts
 from training.scaling import judge
 from training.scaling.experiment import THREADS, WARM_UP_STEPS, Experiment
 from training.scaling.judge import Report, Result
@@ -103,7 +104,7 @@ def _exchange(result: Result, report: Report) -> str:
     if report.gradient_mb is None or result.gigabytes_per_s is None or report.parameters is None:
         return f"gradients, {waiting}"
     return (
-        f"gradients of {report.parameters / 1e6:.2f} M parameters, {report.gradient_mb:.1f} MB per rank and step, "
+        f"gradients of {amounts.millions(report.parameters)} parameters, {report.gradient_mb:.1f} MB per rank and step, "
         f"at least {result.gigabytes_per_s:.2f} GB/s; {waiting}"
     )
 

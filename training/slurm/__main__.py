@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 
 from training import command, console, rundir
+from training.amounts import plural
 from training.errors import Exit, NothingToDo, Problem, UserError
 from training.request import Request
 from training.slurm import freeze, job, options, snapshot
@@ -38,7 +39,7 @@ def _dry_run(request: Request, line: options.Line, nodes: int, ranks: int, code:
             "Submission (dry run: nothing is submitted, nothing was written)",
             "",
             f"  {shlex.join(freeze.sbatch(frozen, request, line))}",
-            f"  {nodes} node{'s' if nodes > 1 else ''} × {ranks} ranks" + batch,
+            f"  {plural(nodes, 'node')} × {plural(ranks, 'rank')}" + batch,
             "",
             "Configuration",
             *(f"  {n:<{width}}  {value!r:<14}  {request.origins[n].removeprefix('from ')}" for n, value in values.items()),
@@ -84,7 +85,7 @@ def _submitted(frozen: Frozen, number: str) -> None:
     nodes, ranks = facts["nodes"], facts["ranks_per_node"]
     run = shlex.quote(facts["name"])
     console.success(
-        f"SLURM job {number} is submitted: {nodes} node{'s' if nodes > 1 else ''} × {ranks} rank{'s' if ranks > 1 else ''}\n"
+        f"SLURM job {number} is submitted: {plural(nodes, 'node')} × {plural(ranks, 'rank')}\n"
         f"    Run      {frozen.run.path}\n"
         f"    Code     {facts['code']['sentence']}, frozen: edits from now on do not reach the job\n"
         f"    Log      {log}\n"

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, default_collate
 
-from training import heartbeat
+from training import amounts, heartbeat
 from training.config.schema import Config
 from training.data.order import Ints, mix
 from training.data.rows import Rows
@@ -131,7 +131,7 @@ class Task(ABC):
 
     def describe(self, model: nn.Module) -> str:
         """For the banner."""
-        return f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters"
+        return f"{amounts.millions(sum(p.numel() for p in model.parameters()))} parameters"
 
     def flops(self, model: nn.Module) -> float | None:
         """Arithmetic of one unit, forward and backward, for the use of the GPU's peak (MFU); None: not known."""

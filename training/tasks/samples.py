@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from training import amounts
 from training.asked import command
 from training.config import batch
 from training.config.schema import Config
@@ -30,6 +31,7 @@ def divides(config: Config, origins: Mapping[str, str], ranks: int, script: str,
     if isinstance(size, str):
         fixes = [command(script, args, device_batch_size=number) for number in (1, 4)]
         return [Problem(f"{said}: what fits the memory is known of gpt alone", "a whole number of samples", fixes)]
-    what = f"total_batch_size {total} ({origins['total_batch_size']}) does not divide by {said} × {ranks} ranks = {size * ranks}"
+    counted = amounts.plural(ranks, "rank")
+    what = f"total_batch_size {total} ({origins['total_batch_size']}) does not divide by {said} × {counted} = {size * ranks}"
     fixes = [command(script, args, **{name: value}) for name, value in batch.repairs(size, 1, ranks, total)]
     return [Problem(what, f"a multiple of {size * ranks} samples", fixes)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from training import amounts
 from training.host import redact
 from training.host.preflight import versions
 from training.host.preflight.report import OK, Check, count
@@ -21,7 +22,7 @@ def block(plan: Mapping[str, Any], checks: Sequence[Check], found: Mapping[str, 
     lines = [
         versions.sentence(found),
         f"command: ./{clean.command(plan['command']['script'], plan['command']['args'])}",
-        f"{plan['ranks']} ranks, {', '.join(decided)}" + (f", GPUs: {', '.join(cards)}" if cards else ""),
+        f"{amounts.plural(plan['ranks'], 'rank')}, {', '.join(decided)}" + (f", GPUs: {', '.join(cards)}" if cards else ""),
         *([f"memory of a step: {memory}"] if memory else []),
         *([f"variables: {' '.join(chosen)}"] if chosen else []),
         count(list(checks)),

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from training import rundir
+from training import amounts, rundir
 from training.host import limits, memory, ports, variables
 from training.host.gpus import EXCLUSIVE, PROHIBITED, Gpu, Machine
 from training.host.preflight.report import ERROR, OK, WARNING, Check
@@ -154,7 +154,9 @@ def shared_memory(num_workers: int, ranks: int, nccl: bool = False) -> Check | N
         return None
     free, needed = shutil.disk_usage("/dev/shm").free, max(workers * WORKER_SHM_BYTES, NCCL_SHM_BYTES if nccl else 0)
     if free < needed:
-        whom = " and ".join(filter(None, (f"{workers} workers" if workers else "", f"NCCL between {ranks} ranks" if nccl else "")))
+        whom = " and ".join(
+            filter(None, (amounts.plural(workers, "worker") if workers else "", f"NCCL between {ranks} ranks" if nccl else ""))
+        )
         fixes = ["docker run --shm-size=8g …   # in a container", "sudo mount -o remount,size=8g /dev/shm"]
         return Check("/dev/shm", WARNING, f"{memory.gib(free)} free for {whom}", (["--num_workers=0"] if workers else []) + fixes)
     return Check("/dev/shm", OK, f"{memory.gib(free)} free")
@@ -165,7 +167,7 @@ def cpu(num_workers: int, ranks: int, command_with: Callable[[int], str]) -> Che
     cores, workers = variables.cpu_count(), num_workers * ranks
     machine = os.cpu_count() or cores
     shown = f"{cores}{f' of {machine}' if machine != cores else ''} core{'s' if cores != 1 else ''}"
-    whom = f"{ranks} rank{'s' if ranks != 1 else ''}" + (f" and {workers} workers" if workers else "")
+    whom = amounts.plural(ranks, "rank") + (f" and {amounts.plural(workers, 'worker')}" if workers else "")
     if ranks > cores:
         text = f"{ranks} ranks share {cores} CPU core{'s' if cores != 1 else ''}: it works, slowly"
         return Check("CPU", WARNING, text, [command_with(cores)])

@@ -242,6 +242,7 @@ class Tally:
         return {
             "loss": self.loss,
             "loss_unit": self._loss_unit(),
+            "bytes_per_token": None,
             "loss_is_finite": None if self.loss is None else math.isfinite(self.loss),
             **self._evaluation(),
             "lr": self._kept.get("lr"),

@@ -15,11 +15,12 @@ from training.monitor import alerts, machine
 from training.monitor.draw import clock, duration
 from training.monitor.foreign import ending
 from training.monitor.foreign.figures import Figures
-from training.monitor.state import CURVE_POINTS, FAILED, FINISHED, GPU_PATIENCE_S, LOG_LINES, RUNNING, SCHEMA_VERSION, State
+from training.monitor.state import CURVE_POINTS, FAILED, FINISHED, GPU_PATIENCE_S, LOG_LINES, RUNNING, SCHEMA_VERSION, STARTING, State
 
 SILENT = "silent"  # nothing comes any more, and nothing says how it ended
 RECENT_S = 60.0  # written to so lately, or within some of its usual intervals: it runs
 UNKNOWN = "no progress lines recognised"
+EMPTY = "no output yet: the log is empty"
 
 
 class LogWatch:
@@ -89,8 +90,11 @@ class LogWatch:
         how, why = (None, None) if text.binary else ending.read(text.end)
         if how and not writers:
             return (FINISHED, None) if how == ending.FINISHED else (FAILED, why)
-        unknown = "it is no text" if text.binary else "it is empty" if not text.size else None if tally.facts else UNKNOWN
-        if writers or grown or -RECENT_S < now - text.mtime < max(RECENT_S, alerts.LATE_LINES * (tally.interval_s() or 0)):
+        unknown = "it is no text" if text.binary else EMPTY if not text.size else None if tally.facts else UNKNOWN
+        lives = writers or grown or -RECENT_S < now - text.mtime < max(RECENT_S, alerts.LATE_LINES * (tally.interval_s() or 0))
+        if lives and not text.size:
+            return STARTING, EMPTY
+        if lives:
             return RUNNING, f"{why}; but a process still writes to the log (pid {writers[0]})" if why else unknown
         since = f"nothing new since {clock(text.mtime, '%Y-%m-%d %H:%M:%S')}, {duration(now - text.mtime)} ago"
         return SILENT, f"{unknown}; {since}" if unknown else f"{since}, and nothing says how it ended"

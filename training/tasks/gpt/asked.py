@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from training import amounts
 from training.asked import command
 from training.config import batch
 from training.config.schema import Config
@@ -34,9 +35,10 @@ def divides(config: Config, origins: Mapping[str, str], ranks: int, script: str,
         device = config.device_batch_size
         if batch.split(device, seq, ranks, total):
             return []
+    counted = amounts.plural(ranks, "rank")
     what = (
         f"total_batch_size {total} ({origins['total_batch_size']}) does not divide by device_batch_size {config.device_batch_size} "
-        f"({origins['device_batch_size']}) × max_seq_len {seq} ({origins['max_seq_len']}) × {ranks} ranks = {device * seq * ranks}"
+        f"({origins['device_batch_size']}) × max_seq_len {seq} ({origins['max_seq_len']}) × {counted} = {device * seq * ranks}"
     )
     fixes = [command(script, args, **{name: value}) for name, value in batch.repairs(device, seq, ranks, total)]
     return [Problem(what, f"a multiple of {device * seq * ranks} tokens", fixes)]

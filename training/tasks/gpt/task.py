@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from training import heartbeat
+from training import amounts, heartbeat
 from training.config.schema import Config
 from training.data import tokens
 from training.data.prepare import Prepared, content
@@ -80,7 +80,7 @@ class LanguageModel(Task):
     def why_not(self, count: int, ranks: int) -> str:
         if self.share(count, 0, ranks):
             return ""
-        found = f"{count} sequence{'' if count == 1 else 's'} of {self.config.max_seq_len} tokens"
+        found = f"{amounts.plural(count, 'sequence')} of {self.config.max_seq_len} tokens"
         wanted = f"one for each of {ranks} ranks" if ranks > 1 else "one"
         return f"no validation: the text for it makes {found}, fewer than {wanted}; more text, or a smaller --max_seq_len"
 
