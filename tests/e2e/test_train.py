@@ -33,7 +33,7 @@ def test_simple_script_trains_two_ranks_and_says_everything(launch: Launch) -> N
         "World size",
         "127.0.0.1:",
         "Sample",
-        "bits per byte",
+        "bits/byte",
         "tokens/s",
         str(run.run.path),
     ):

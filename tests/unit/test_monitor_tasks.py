@@ -122,9 +122,14 @@ def test_our_own_log_where_the_run_is_gone() -> None:
     assert scored.scores == {"val_psnr": 29.81, "val_ssim": 0.9123, "val_psnr_input": 25.0}
     video = lines.parse("Epoch: 2, Iter: 20, Validation: PSNR 34.38 dB (-0.02 over the input), SSIM 0.9864")
     assert video and video.scores == {"val_psnr": 34.38, "val_ssim": 0.9864}
+    for said in ("bits/byte", "bits per byte"):  # now, and in logs of earlier versions
+        text = lines.parse(f"[2026-11-21 03:00:00] Epoch: 1, Iter: 10, Validation: 2.0235 {said}")
+        assert text and text.scores == {"val_bpb": 2.0235}
+    bits = lines.parse("[2026-11-21 03:00:00] Epoch: 1, Iter: 30, Loss: 2.0103 bits/byte, LR: 8.21e-03, 61.9 tokens/s")
+    assert bits and (bits.loss, bits.bits, bits.tokens_per_s) == (2.0103, True, 61.9) and not step.bits
     clips = lines.parse("Epoch: 2, Iter: 20, Loss: 0.0257, LR: 1.19e-04, 41 clips/s")
     assert clips and (clips.samples_per_s, clips.tokens_per_s) == (41.0, None)
-    for last in ("8.000 → 3.000 bits per byte; validation 8.100 → 3.250 bits per byte", "0.0523 → 0.0041; validation psnr 27.1 → 29.8 dB"):
+    for last in ("8.000 → 3.000 bits/byte; validation 8.100 → 3.250 bits/byte", "0.0523 → 0.0041; validation psnr 27.1 → 29.8 dB"):
         assert lines.parse(f"  Loss       {last}") is None, "the last screen begins with the first loss"
     other = lines.parse("steps: 10 loss: 2.3456 iter time (s): 1.234 samples/sec: 12.345")
     assert other and other.samples_per_s == 12.345

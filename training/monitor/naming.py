@@ -64,7 +64,7 @@ def display(facts: Mapping[str, Any]) -> tuple[float, str | None]:
     can be compared; else as it is recorded, with its unit. `facts`: a summary, or the `training` of a state."""
     if (density := number(facts.get("bytes_per_token"))) and counted(facts) == TOKENS:
         return bits_per_byte(density), BITS
-    return 1.0, loss_unit(facts) if facts.get("loss_unit", NATS) else None
+    return 1.0, facts["loss_unit"] if "loss_unit" in facts else loss_unit(facts)
 
 
 def course(summary: Mapping[str, Any]) -> str:

@@ -29,7 +29,8 @@ _PART = re.compile(r"\[\s*(?P<done>\d+)/\s*(?P<of>\d+)(?: \(|\])")  # `Epoch: [0
 _EPOCH_AT = re.compile(r"\bEpoch:? *\[ *(\d+)(?:/(\d+))? *\]|\bTrain(?: Epoch)?: (\d+) \[")
 _MEGATRON_EVAL = re.compile(r"validation loss at (?:the end of training|iteration (\d+))[^|]*\| .*?loss value: (\S+)")
 _MEGATRON_MEMORY = re.compile(r"^\(after \d+ iterations\) memory \(MB\) .*max reserved: ([\d.]+)")
-_OWN_EVAL = re.compile(rf"Validation: ({_NUMBER}) (bits per byte|dB)")
+_OWN_EVAL = re.compile(rf"Validation: ({_NUMBER}) (bits/byte|bits per byte|dB)")
+_OWN_BITS = re.compile(rf"Loss: {_NUMBER} bits/byte")
 _LAST_WORDS = re.compile(r"Loss  \S+ → ")  # `Loss       0.0523 → 0.0041; validation psnr 27.1 → 29.8 dB`, see training.summary
 # `Validation: acc 0.9123, wer 0.2`, `Validation: PSNR 29.81 dB (+1.20 over the input), SSIM 0.9123`
 _OWN_SCORES = re.compile(rf"(?:Validation:|,) (\w+) ({_NUMBER})(?: dB)?(?: \([^()]*\))?(?=,|$)")
@@ -56,6 +57,7 @@ class Fact:
     epoch: float | None = None
     epochs: int | None = None
     loss: float | None = None
+    bits: bool = False  # the loss is in bits per byte
     lr: float | None = None
     grad_norm: float | None = None
     tokens: int | None = None
@@ -136,6 +138,7 @@ def _special(text: str, fact: Fact) -> None:
         fact.eta_s = bars.seconds(found[1])
     if fact.total is None and (found := _PERCENT.match(text)):
         fact.percent = _float(found[1])
+    fact.bits = fact.source == "Duet" and bool(_OWN_BITS.search(text))
     if fact.source == "Duet" and (found := _OWN_EVAL.search(text)):
         fact.scores = {"val_bpb" if "byte" in found[2] else "val_psnr": _float(found[1])}
     elif fact.source == "Duet" and "Validation: " in text:

@@ -10,7 +10,7 @@ from typing import Any
 from training.monitor.foreign.lines import Fact
 from training.monitor.foreign.names import BAR, unit_of
 from training.monitor.history import CURVE_POINTS, RATE_STEPS, SPEED_STEPS, median, percentile, thin
-from training.monitor.naming import EVALUATION, HIGHER_IS_BETTER, NATS, SPEEDS, TOKENS, score_unit
+from training.monitor.naming import BITS, EVALUATION, HIGHER_IS_BETTER, NATS, SPEEDS, TOKENS, score_unit
 
 TOLD = ("time", "loss", "lr", "grad_norm", "step_ms", "mfu", *SPEEDS.values())
 KEPT = ("lr", "grad_norm", "tokens", "mfu", "memory_bytes")  # the last one that any line told
@@ -37,6 +37,7 @@ class Tally:
         self.facts = 0
         self.last: Fact | None = None  # the newest that has a step
         self.loss: float | None = None
+        self._bits = False
         self.epoch: float | None = None
         self.epochs: int | None = None
         self.total: int | None = None
@@ -114,7 +115,7 @@ class Tally:
         if fact.epoch is not None:
             self.epoch = fact.epoch
         if fact.loss is not None:
-            self.loss = fact.loss
+            self.loss, self._bits = fact.loss, fact.bits
         for key, speeds in self._speeds.items():
             if (rate := getattr(fact, key)) is not None and not fact.scores:
                 speeds.append(rate)
@@ -264,7 +265,7 @@ class Tally:
     def _loss_unit(self) -> str | None:
         if self.loss is None:
             return None
-        return unit_of(self.source) or (NATS if self.source == "Duet" and self._told_tokens else None)
+        return BITS if self._bits else unit_of(self.source) or (NATS if self.source == "Duet" and self._told_tokens else None)
 
     @property
     def _told_tokens(self) -> bool:
