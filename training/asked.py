@@ -12,7 +12,7 @@ from typing import Any
 
 from training import resuming, rundir, tasks
 from training.config import files, flags, resolve
-from training.config.schema import Known
+from training.config.schema import FIELDS, Known
 from training.errors import Problem
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,6 +21,7 @@ ENTRYPOINT = "train.py"
 # Ranks each script starts on a machine: a number, or None for 'the first argument says'.
 SCRIPTS: dict[str, int | None] = {"train_dual_gpu.sh": 2, "train_dual_gpu_enhanced.sh": 2, "launch_train.sh": None, ENTRYPOINT: 1}
 MAX_RANKS = 1024
+NUMBERS = {"one": "N=1", "three": "N=3", "four": "N=4", "eight": "N=8"}  # as they may be typed for N
 
 
 @dataclass
@@ -63,14 +64,14 @@ def look(script: str, args: list[str], environ: Mapping[str, str]) -> Asked:
     asked = _look(script, args, environ, kind.fields)
     asked.kind, asked.problems = kind, [*problems, *asked.problems]
     if problems:  # which flags the task would have is not known
-        asked.problems = [*problems, *(p for p in first.problems if p not in first.line.problems)]
+        asked.problems, asked.line.unknown = [*problems, *(p for p in first.problems if p not in first.line.problems)], []
     return asked
 
 
 def _look(script: str, args: list[str], environ: Mapping[str, str], fields: Known) -> Asked:
     line = flags.parse(args, fields)
     problems, positional = list(line.problems), list(line.positional)
-    typed = SCRIPTS[script] or number_of_ranks(positional, problems)
+    typed = SCRIPTS[script] or number_of_ranks(line, positional, problems)
     config_file = _config_file(script, line, positional, problems, environ)
     file = files.read(config_file, typed) if config_file else files.Loaded()
     problems += file.problems
@@ -91,34 +92,56 @@ def _look(script: str, args: list[str], environ: Mapping[str, str], fields: Know
 
 
 def command(script: str, args: list[str], **changes: Any) -> str:
-    """The user's own command with these flags changed, to paste into a shell."""
+    """The user's own command with these flags changed, to paste into a shell. A `config` replaces the one that is given by its
+    path alone; a value None is a switch."""
     program = "python train.py" if script == ENTRYPOINT else f"./{script}"
-    kept, skip = [], False
-    for i, arg in enumerate(args):
-        name, equals, _ = arg.removeprefix("--").partition("=")
-        if skip:
-            skip = False
-        elif arg.startswith("--") and name.replace("-", "_") in changes:
-            skip = not equals and i + 1 < len(args) and not args[i + 1].startswith("--")
-        else:
-            kept.append(arg)
-    return " ".join([program, shlex.join(kept)] if kept else [program]) + "".join(
-        f" --{k}={shlex.quote(str(v))}" for k, v in changes.items()
-    )
+    line = flags.parse(args, tasks.everything())
+    out = {i for name, start, stop in line.places if name in changes for i in range(start, stop)}
+    kept = {i: word for i, word in enumerate(args) if i not in out}
+    at = line.positional_at[takes_ranks(script) :]
+    if "config" in changes and "config" not in line.flags:
+        kept[at[0] if at else len(args)] = str(changes.pop("config"))
+    return " ".join([program, *map(shlex.quote, kept.values()), *(flags.written(k, v) for k, v in changes.items())])
 
 
-def number_of_ranks(positional: list[str], problems: list[Problem]) -> int:
-    """The N of `./launch_train.sh N`; 0 when it is wrong."""
+def is_config(word: str) -> bool:
+    """Is this first argument meant as a config file, and no number of processes?"""
+    return word.endswith((".py", ".json")) or "/" in word or bool(word and files.near(Path(word)))
+
+
+def _by_another_name(line: flags.CommandLine) -> int:
+    """The number of processes that an unknown flag gives, such as torchrun's --nproc_per_node; 0: none does."""
+    if not line.unknown:
+        return 0
+    from training.config import meant
+    from training.config.translate import RANKS
+
+    found = [c[0].get(RANKS, "0") for one in line.unknown if (c := meant.name(one.name, one.text, FIELDS).changes)]
+    return next((int(text) for text in found if text.isdecimal() and 0 < int(text) <= MAX_RANKS), 0)
+
+
+def takes_ranks(script: str) -> bool:
+    """Is its first argument the number of processes?"""
+    return script in SCRIPTS and SCRIPTS[script] is None
+
+
+def number_of_ranks(line: flags.CommandLine, positional: list[str], problems: list[Problem]) -> int:
+    """The N of `./launch_train.sh N`; 0 when it is wrong. `positional`: its own word is taken out."""
     allowed = f"a whole number from 1 to {MAX_RANKS}: how many processes to start"
-    fixes = [f"./launch_train.sh 2 {QUICKSTART}"]
-    if not positional:
-        problems.append(Problem("the number of processes is missing", allowed, fixes))
-        return 0
-    word = positional.pop(0)
-    if not word.isdecimal() or len(word) > 9 or not 1 <= int(word) <= MAX_RANKS:
-        problems.append(Problem(f"the number of processes is {word!r} (first argument)", allowed, fixes))
-        return 0
-    return int(word)
+    word = positional[0] if positional else ""
+    named = _by_another_name(line)
+    if named and (not word or is_config(word)):
+        return named
+    if word.isascii() and word.isdecimal() and len(word) <= 9 and 1 <= int(word) <= MAX_RANKS:
+        number = int(positional.pop(0))
+        return named or number
+    if positional and not is_config(word):
+        positional.pop(0)
+        problems.append(Problem(f"the number of processes is {word!r} (first argument)", allowed, [NUMBERS.get(word.lower(), "N=2")]))
+    else:
+        what = f"the number of processes is missing: the first argument is {word!r}" if positional else "the number of processes is missing"
+        problems.append(Problem(what, allowed, ["N=2" if positional or line.flags else f"N=2 --config={QUICKSTART}"]))
+    return 0
 
 
 def _config_file(
@@ -130,10 +153,15 @@ def _config_file(
         resumes = "resume" in line.flags or environ.get(f"{resolve.PREFIX}RESUME")
         if script == "train_dual_gpu.sh" and not resumes:
             names = sorted(p.stem for p in (ROOT / "configs/dual_gpu").glob("[a-z]*.py"))
-            problems.append(Problem("no config given", f"a config file; ready ones: {', '.join(names)}", [f"./{script} {QUICKSTART}"]))
+            problems.append(Problem("no config given", f"a config file; ready ones: {', '.join(names)}", [f"--config={QUICKSTART}"]))
         return None
-    for extra in given[1:]:
-        problems.append(Problem(f"{extra!r} is one argument too many: the config is {given[0]!r}", "one config file"))
+    if "config" not in line.flags:  # `--data *.txt CONFIG`: the shell has made several words of the pattern
+        given.sort(key=lambda word: not word.endswith((".py", ".json")))
+    if extra := given[1:]:
+        shown = ", ".join(map(repr, extra[:4])) + (", …" if len(extra) > 4 else "")
+        many = "is one argument" if len(extra) == 1 else f"are {len(extra)} arguments"
+        allowed = "one config file" + ("; --data takes one file, or a folder of files" if "data" in line.flags else "")
+        problems.append(Problem(f"{shown} {many} too many: the config is {given[0]!r}", allowed))
     return Path(os.path.expanduser(given[0]))  # noqa: PTH111 – Path.expanduser raises for an unknown user
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -164,9 +165,9 @@ def read(
     source: corpus.Source | None = None
     if kind.name == tasks.GPT:
         source, wrong = gpt.check(config, origins, installed)
-        problems += ([] if asked.bad(gpt.SIZES) or not ranks else gpt.divides(config, origins, ranks, script, args)) + wrong
+        problems += ([] if asked.bad(gpt.SIZES) or not ranks else gpt.divides(config, origins, ranks)) + wrong
     else:
-        problems += [] if asked.bad(samples.SIZES) or not ranks else samples.divides(config, origins, ranks, script, args)
+        problems += [] if asked.bad(samples.SIZES) or not ranks else samples.divides(config, origins, ranks)
         problems += [] if resolved.problems or asked.file.problems else tasks.check(kind, resolved.options, origins, installed)
     problems += not_trackable(config, origins) if installed else []
     problems += run_name(config, origins, asked.experiments, resume_from, place, partial(command, script, args))
@@ -180,7 +181,10 @@ def read(
         problems.append(
             Problem(text, "one launcher for one training", [f"{command(script, args)} --launcher=spawn   # a training of its own"])
         )
-    if problems or place is None:
+    if problems or asked.line.unknown or place is None:
+        from training import corrected  # only when something is wrong: the plan answers sooner
+
+        problems = corrected.problems(asked, script, args, problems)
         raise UserError(problems, said_by_another=place is not None and place.kind == RANK and place.rank != 0)
     if asked.answer and not asked.line.on("check"):
         raise NothingToDo(asked.answer if place.kind != RANK or place.rank == 0 else "")
@@ -273,7 +277,8 @@ def run_name(
         return []
     said = f"run_name is {name!r} ({origins['run_name']})"
     if not all(c.isalnum() or c in "._-" for c in name) or name.startswith((".", "-")) or len(os.fsencode(name)) > 128:
-        return [Problem(said, f"{NAME_CHARACTERS}, at most 128")]
+        plain = re.sub(r"[^\w.-]+", "_", name).strip("._-")[:64]
+        return [Problem(said, f"{NAME_CHARACTERS}, at most 128", [f"--run_name={plain}"] if plain else [])]
     if place and not place.first_node:
         return []  # on a common disk node 0 has made it already
     if (experiments / name).exists():

@@ -61,8 +61,7 @@ def find(wish: Wish, problems: list[Problem]) -> Found:
     run = rundir.RunDir(next((p for p in folders if os.path.isdir(p)), Path(wanted)).absolute())
     plan = standing.read_plan(run)
     if plan is None or not isinstance(plan.get("config"), dict):
-        newest = _runs(wish.experiments)[:3]
-        fixes = [wish.again(resume=run.name) for run, _ in newest]
+        fixes = [wish.again(resume=name) for name in _meant(wanted, [run.name for run, _ in _runs(wish.experiments)])]
         problems.append(Problem(f"resume is {wanted!r} ({origin}): no run there", "a run directory, a run's name, or latest", fixes))
         return Found()
     found = _merge(wish, run, plan)
@@ -92,6 +91,17 @@ def _latest(wish: Wish, origin: str, problems: list[Problem]) -> Found:
     what = f"resume is 'latest' ({origin}), but there is no run{which} in {wish.experiments}"
     problems.append(Problem(what, "one of the runs that are there" if others else "a run directory", others))
     return Found()
+
+
+def _meant(wanted: str, names: list[str]) -> list[str]:
+    """Runs that a wrong --resume may mean: the one that a checkpoint's path names, the newest for a yes; else the last three."""
+    from training.config import meant  # only when something is wrong
+
+    if inside := [name for name in names if name in Path(wanted).parts]:
+        return inside[:1]
+    if names and (near := meant.value("resume", wanted, FIELDS)[0]):
+        return near
+    return list(dict.fromkeys([*meant.near(wanted.strip("/").rpartition("/")[2], names), *names]))[:3]
 
 
 def _runs(experiments: Path) -> list[tuple[rundir.RunDir, dict[str, Any]]]:

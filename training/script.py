@@ -15,20 +15,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from training.asked import command, folder, number_of_ranks
+from training.asked import SCRIPTS, command, folder, number_of_ranks
 from training.config import flags, resolve
 from training.config.schema import FIELDS
+from training.config.translate import Changes
 from training.errors import Problem, UserError
 from training.launch.place import RANK
 from training.request import Launch, common, count, place_of, run_name
 
 SCRIPT = "launch_train.sh"
 SEPARATOR = "--"
-EXAMPLE = f"./{SCRIPT} 2 --script main.py -- --epochs=3"
+ALLOWED = "the script's own arguments after --"
 # Fields that say something about the launch of any script.
 USED = (
     *(name for name, field in FIELDS.items() if field.metadata["group"] == "launch" and name != "inject"),
-    *("run_name", "out_dir", "log_dir", "device", "hang_timeout", "report", "notify"),
+    *("run_name", "out_dir", "log_dir", "device", "hang_timeout", "report", "notify", "retries"),
 )
 
 
@@ -84,18 +85,15 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     own, theirs = split(args)
     line = flags.parse(own)
     problems, positional = line.problems, list(line.positional)
+    typed = SCRIPTS[program] or number_of_ranks(line, positional, problems)
     if program != SCRIPT:
-        problems.append(Problem(f"--script is for {SCRIPT}", "", [EXAMPLE]))
-    typed = number_of_ranks(positional, problems)
-    for name, (_, flag) in line.flags.items():
-        if name in FIELDS and name not in USED:
-            fix = f"./{SCRIPT} … --script … -- {flag}=…   # if it is the script's own flag"
-            problems.append(Problem(f"{flag} means nothing with --script: it is a field of our own training", "", [fix]))
-    for word in positional:
-        problems.append(Problem(f"{word!r} is one argument too many", "the script's own arguments after --", [EXAMPLE]))
+        problems.append(Problem(f"--script is for {SCRIPT}", "", [f"N={typed}"]))
     resolved = resolve.resolve(line, {}, {k: v for k, v in environ.items() if not _other_field(k)})
     problems += resolved.problems
     config, origins = resolved.config, resolved.origins
+    if isinstance(config.retries, int) and config.retries:
+        what = f"retries is {config.retries} ({origins['retries']}): a user script is not restarted, since what it has saved is not known"
+        problems.append(Problem(what, "0", ["--retries=0"]))
     if origins["device"] == "default":
         config.device = "auto"
     script = _script(line.flags["script"][0], theirs, environ, problems)
@@ -107,11 +105,90 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
         problems.append(
             Problem(text, "one launcher", [f"python {shlex.quote(script.path)} …   # it is a rank already", "--launcher=spawn"])
         )
-    if problems or place is None:
-        raise UserError(problems)
+    if problems or place is None or _moved(line, own):
+        raise UserError([*_misplaced(line, own, theirs, typed), *_in_full(problems, line, own, theirs, typed)])
     ranks, local, notes = count(place, typed, program, 0)
     shared = common(program, args, line, resolved, place)
     return ScriptLaunch(**shared, ranks=ranks, local_ranks=local, notes=notes, runs=script)
+
+
+def _misplaced(line: flags.CommandLine, own: list[str], theirs: list[str], ranks: int) -> list[Problem]:
+    """Everything before -- that belongs to the script, or is another launcher's: each with the whole command."""
+    from training.config import foreign_names, meant  # only when something is wrong: the plan answers sooner
+
+    out = []
+    command = _rebuilt(line, own, theirs, ranks, {})
+    used = {name: FIELDS[name] for name in USED}
+    for one in line.unknown:
+        if _of_a_launcher(one):
+            row = foreign_names.row_of(one.name)
+            out.append(Problem(f"{one.typed} is not a known flag: {row.note if row else ''}", "", [command]))
+            continue
+        near = [n for n in meant.near(one.name, list(used)) if meant.fits(n, one.text, used)][:1]
+        fixes = [_rebuilt(line, own, theirs, ranks, {n: one.text or "true"}, without=one) for n in near]
+        out.append(Problem(f"{one.typed} is not a flag of the launcher", ALLOWED, [*fixes, command]))
+    for name in dict.fromkeys(name for name, _, _ in line.places if name in FIELDS and name not in USED):
+        out.append(Problem(f"{line.flags[name][1]} is a field of Duet's own training: it has no meaning with --script", ALLOWED, [command]))
+    out += [Problem(f"{own[at]!r} is one argument too many", ALLOWED, [command]) for at in _extra(line)]
+    return out
+
+
+def _in_full(problems: list[Problem], line: flags.CommandLine, own: list[str], theirs: list[str], ranks: int) -> list[Problem]:
+    """Suggestions that are flags only become the whole command."""
+    from training.corrected import as_changes
+
+    out = []
+    for problem in problems:
+        fixes = [(fix, as_changes(fix, FIELDS)) for fix in problem.fixes]
+        whole = [fix if changes is None else _rebuilt(line, own, theirs, ranks, changes) for fix, changes in fixes]
+        out.append(replace(problem, fixes=whole))
+    return out
+
+
+def _of_a_launcher(one: flags.Unknown) -> bool:
+    """Is it a flag of torchrun or accelerate, with which they start processes?"""
+    from training.config.foreign_names import ACCELERATE, TORCHRUN, row_of
+    from training.config.translate import RANKS
+
+    row = row_of(one.name)
+    launches = {RANKS, "nnodes", "node_rank", "master_addr", "master_port", "retries"}
+    return row is not None and (TORCHRUN in row.tools or ACCELERATE in row.tools) and set(row.to) <= launches
+
+
+def _extra(line: flags.CommandLine) -> list[int]:
+    """Positional arguments beside the number of processes."""
+    return line.positional_at[1:]
+
+
+def _moved(line: flags.CommandLine, own: list[str]) -> list[str]:
+    """The words before -- that do not belong there."""
+    spans = [(one.start, one.stop) for one in line.unknown]
+    spans += [(start, stop) for name, start, stop in line.places if name in FIELDS and name not in USED]
+    spans += [(at, at + 1) for at in _extra(line)]
+    return [own[i] for start, stop in sorted(spans) for i in range(start, stop)]
+
+
+def _rebuilt(
+    line: flags.CommandLine, own: list[str], theirs: list[str], ranks: int, changes: Changes, without: flags.Unknown | None = None
+) -> str:
+    """The whole command with the script's own arguments after --. `without`: what `changes` replace."""
+    from training.config import meant
+    from training.config.translate import RANKS
+
+    launcher = [one for one in line.unknown if _of_a_launcher(one)]
+    changes = dict(changes)
+    for one in launcher:
+        for translated in meant.name(one.name, one.text, FIELDS).changes[:1]:
+            changes = {n: v for n, v in translated.items() if n != "retries"} | changes
+    gone = {i for one in [*launcher, *([without] if without else [])] for i in range(one.start, one.stop)}
+    moved = {i for one in line.unknown for i in range(one.start, one.stop)} | set(_extra(line))
+    moved |= {i for name, start, stop in line.places if name in FIELDS and name not in USED for i in range(start, stop)}
+    number = changes.pop(RANKS, str(ranks or 2))
+    first = line.positional_at[:1]
+    kept = [word for i, word in enumerate(own) if i not in moved | gone | set(first)]
+    variables = [f"{n}={shlex.quote(changes.pop(n))}" for n in list(changes) if n.isupper()]
+    tail = [*(own[i] for i in sorted(moved - gone)), *theirs]
+    return " ".join([*variables, command(SCRIPT, [number, *kept], **changes), *([SEPARATOR, shlex.join(tail)] if tail else [])])
 
 
 def _other_field(variable: str) -> bool:

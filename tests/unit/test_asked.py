@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.conftest import LAUNCH, Shell, ask, only, wrong
+from tests.unit.conftest import ENHANCED, LAUNCH, Shell, ask, only, wrong
 from training import asked, rundir
 from training.config.batch import Batch
 from training.tasks import samples
@@ -65,19 +65,19 @@ def test_variables_of_our_own_set_no_option(home: Path, write: Write) -> None:
 
 
 def test_an_unknown_option_gets_the_nearest_of_the_task(home: Path, line: str, write: Write) -> None:
-    problem = only(look(f"--task={line}", "--widht=7").problems)
-    assert problem.what == "--widht is not a known flag" and "--width=7" in problem.fixes
+    problem = only(wrong(f"--task={line}", "--widht=7"))
+    assert problem.what == "--widht is not a known flag" and problem.fixes == [f"./{ENHANCED} '--task={line}' --width=7"]
     problem = only(look(write("c.py", f"task = {line!r}\nwidht = 7\n")).problems)
-    assert problem.what == "widht is not a known field (c.py:2)" and "width = …" in problem.fixes
+    assert problem.what == "widht is not a known field (c.py:2)" and problem.fixes == ["width = 7   # c.py:2"]
     problem = only(look(f"--task={line}", env={"DUET_WIDHT": "7"}).problems)
-    assert "DUET_WIDHT" in problem.what and "export DUET_WIDTH=…" in problem.fixes
+    assert "DUET_WIDHT" in problem.what and problem.fixes[0] == "unset DUET_WIDHT; export DUET_WIDTH=7"
 
 
 def test_what_only_gpt_has_is_refused_and_the_other_way_round(home: Path, line: str, write: Write) -> None:
     gpts = "depth is a field of gpt, which is not the task"
-    assert only(look(f"--task={line}", "--depth=3").problems).what == f"--{gpts}"
+    assert only(wrong(f"--task={line}", "--depth=3")).what == f"--{gpts}"
     assert only(look(write("c.py", f"task = {line!r}\ndepth = 3\n")).problems).what == f"{gpts} (c.py:2)"
-    assert only(look("--width=7").problems).what == "--width is not a known flag"
+    assert only(wrong("--width=7")).what == "--width is not a known flag"
     assert look("--depth=3").problems == [] == look("--depth=3", "--task=gpt").problems
 
 

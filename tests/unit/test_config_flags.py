@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.conftest import only
-from training.config.flags import CommandLine, parse
+from tests.unit.conftest import only, wrong
+from training.config import meant
+from training.config.flags import SWITCHES, CommandLine, parse
 from training.config.resolve import resolve
+from training.config.schema import FIELDS
 
 
 def good(*argv: str) -> CommandLine:
@@ -105,20 +107,39 @@ def test_odd_values_arrive_as_they_are() -> None:
         ("--device-batchsize=8", "--device_batch_size=8"),
         ("--total_batch=8", "--total_batch_size=8"),
         ("--num_iteration=5", "--num_iterations=5"),
-        ("--persistant_workers", "--persistent_workers"),
+        ("--persistant_workers", "--persistent_workers=true"),
+        ("--depth_=6", "--depth=6"),
         ("--dryrun", "--dry_run"),
     ],
 )
 def test_the_nearest_name_is_offered_first(typed: str, fix: str) -> None:
-    problem = only(parse([typed]).problems)
-    assert problem.what == f"{typed.partition('=')[0]} is not a known flag"
-    assert problem.fixes[0] == fix
-    assert parse([problem.fixes[0]]).problems == []
+    line = parse([typed])
+    assert line.problems == [] and [one.typed for one in line.unknown] == [typed.partition("=")[0]]
+    found = meant.name(line.unknown[0].name, line.unknown[0].text, FIELDS, actions=SWITCHES)
+    assert meant.flags_of(found.changes[0]) == fix
+    assert parse([fix]).unknown == []
 
 
-def test_a_name_that_is_like_none() -> None:
-    problem = only(parse(["--qqqqqq=1"]).problems)
-    assert problem.fixes == ["--help lists every flag"]
+@pytest.mark.parametrize("typed", ["qqqqqq=1", "vocab=3", "block_siz=12", "n_heads=4", "dept=twelve", "seed_=first", "eval=x"])
+def test_a_name_that_is_like_none_or_whose_value_does_not_fit(typed: str) -> None:
+    name, _, text = typed.partition("=")
+    found = meant.name(name, text, FIELDS, actions=SWITCHES).changes
+    assert not any("vocab_size" in changes or "depth" in changes for changes in found)
+    assert not found or typed.startswith("block_siz")
+
+
+def test_a_secret_is_not_repeated() -> None:
+    assert meant.name("wandb_api_key", "abc", FIELDS).changes == ()
+
+
+def test_unknown_flags_know_their_words() -> None:
+    line = parse(["2", "--max_steps", "100", "c.py", "--fp16", "d.py", "-depth=3"])
+    assert [(one.typed, one.text, one.start, one.stop) for one in line.unknown] == [
+        ("--max_steps", "100", 1, 3),
+        ("--fp16", None, 4, 5),
+        ("-depth", "3", 6, 7),
+    ]
+    assert (line.positional, line.positional_at) == (["2", "c.py", "d.py"], [0, 3, 5])
 
 
 def test_an_unknown_flag_takes_its_value_with_it() -> None:
@@ -129,8 +150,8 @@ def test_an_unknown_flag_takes_its_value_with_it() -> None:
 
 @pytest.mark.parametrize("word", ["-x", "-depth=12", "-5"])
 def test_one_dash_is_no_flag(word: str) -> None:
-    problem = only(parse([word]).problems)
-    assert word in problem.what
+    problem = only(wrong(word))
+    assert word.partition("=")[0] in problem.what
     assert "--depth=12" in problem.allowed
 
 
@@ -149,8 +170,9 @@ def test_two_values_for_one_flag() -> None:
 
 
 def test_all_problems_at_once() -> None:
-    assert len(parse(["--depht=1", "-x", "--seed", "--max_seq_len=1", "--max_seq_len=2"]).problems) == 4
+    line = parse(["--depht=1", "-x", "--seed", "--max_seq_len=1", "--max_seq_len=2"])
+    assert len(line.unknown) == 2 == len(line.problems)
 
 
 def test_numbers_have_no_off_form() -> None:
-    assert only(parse(["--no-depth"]).problems).what == "--no-depth is not a known flag"
+    assert only(wrong("--no-depth")).what == "--no-depth is not a known flag"

@@ -23,7 +23,6 @@ from tests.unit.conftest import (
     clean_environment,
     only,
     python,
-    with_flag,
     wrong,
 )
 from training import asked, request
@@ -204,24 +203,29 @@ def test_a_mistake_alone_is_one_problem(args: list[str], what: str, allowed: str
 
 
 @pytest.mark.parametrize(
-    ("args", "right"),
+    "args",
     [
-        (["--depht=12"], []),
-        (["--total-batch=24576", "--seed=1"], ["--seed=1"]),
-        (["--tensorbord"], []),
-        (["--data=missing.txt"], []),
-        (["--dta=a file.txt"], []),
-        (["--persistent_workers"], ["--persistent_workers"]),
+        ["--depht=12"],
+        ["--total-batch=24576", "--seed=1"],
+        ["--tensorbord"],
+        ["--dta=a file.txt"],
+        ["--persistent_workers"],
+        ["--run_name=taken"],
+        ["--run_name=a b"],
+        ["--resume=taken2"],
+        ["--num_workers=-1"],
+        ["--depth=12.5"],
+        ["--compile=False"],
     ],
     ids=" ".join,
 )
-def test_suggested_flags_are_accepted(args: list[str], right: list[str], home: Path) -> None:
+def test_suggestions_are_whole_commands_that_are_accepted(args: list[str], home: Path, shell: Shell) -> None:
     make_run(home / "experiments", "taken")
     (home / "a file.txt").write_text("text")
     fixes = only(wrong(*args)).fixes
     assert fixes
     for fix in fixes:
-        ask(*with_flag(right, fix))
+        shell.read(fix)
 
 
 def test_a_field_that_could_not_be_read_is_not_judged_by_its_default(home: Path, write: Write) -> None:
@@ -376,6 +380,9 @@ def test_an_unknown_run_to_resume(home: Path, shell: Shell) -> None:
     make_run(home / "experiments", "r5 of a user")
     for fix in only(wrong("--resume=nosuch", "--seed=1")).fixes:
         assert shell.read(fix).resume_from is not None
+    inside = only(wrong(f"--resume={home}/experiments/r3/checkpoints/step_00000400")).fixes
+    assert inside == [f"./{ENHANCED} --resume=r3"]
+    assert only(wrong("--resume=yes")).fixes == [f"./{ENHANCED} --resume=latest"]
     assert "(from DUET_RESUME in the environment)" in only(wrong(env={"DUET_RESUME": "nosuch"})).what
 
 
@@ -494,7 +501,7 @@ def test_as_a_program_it_only_checks(tmp_path: Path) -> None:
     assert (bad.returncode, bad.stdout) == (2, "")
     assert bad.stderr.count("[ERROR]") == 4
     assert bad.stderr.endswith("3 problems; nothing was launched (exit 2)\n")
-    assert "    try:     --depth=3\n" in bad.stderr
+    assert bad.stderr.count("    try:     ./launch_train.sh 2 --depth=3\n") == 2
     assert list(tmp_path.iterdir()) == []
 
 

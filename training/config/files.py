@@ -6,6 +6,7 @@ import ast
 import json
 import operator
 import os
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,20 +58,38 @@ def load(path: Path) -> tuple[Values, list[Problem]]:
 
 
 def _text(path: Path) -> tuple[str, list[Problem]]:
-    examples = [str(p) for p in sorted(Path("configs/dual_gpu").glob("[a-z]*.py"))]
-    hint = [f"one of {', '.join(examples)}"] if examples else []
+    ready = ", ".join(p.stem for p in _ready("dual_gpu"))
+    allowed = f"a .py or .json file; ready ones in configs/dual_gpu: {ready}"
+    hint = [f"--config={shlex.quote(str(p))}" for p in near(path)]
     # os.path and not Path: a name that no file system takes is no crash.
     if os.path.isdir(path):
-        inside = [str(p) for p in sorted([*path.glob("[a-z]*.py"), *path.glob("*.json")])[:4]]
-        return "", [Problem(f"config {path} is a directory", "a .py or .json file", [f"one of {', '.join(inside)}"] if inside else hint)]
+        inside = [f"--config={shlex.quote(str(p))}" for p in sorted([*path.glob("[a-z]*.py"), *path.glob("*.json")])[:4]]
+        return "", [Problem(f"config {path} is a directory", allowed, inside or hint)]
     if not os.path.exists(path):
-        return "", [Problem(f"config {path} does not exist", "a .py or .json file", hint)]
+        return "", [Problem(f"config {path} does not exist", allowed, hint)]
     if path.suffix not in (".py", ".json"):
-        return "", [Problem(f"config {path} is neither .py nor .json", "a .py or .json file", hint)]
+        return "", [Problem(f"config {path} is neither .py nor .json", allowed, hint)]
     try:
         return path.read_text(encoding="utf-8-sig"), []
     except (OSError, UnicodeDecodeError) as error:
         return "", [Problem(f"config {path} can not be read: {error}", "a readable UTF-8 file")]
+
+
+def near(path: Path) -> list[Path]:
+    """Config files that this path may mean, which is none: without its suffix, a ready one by its name, or nearly so."""
+    from training.config import meant  # only when something is wrong: the plan answers sooner
+
+    known = [Path(f"{path}{suffix}") for suffix in (".py", ".json")]
+    named = [p for p in _ready("*") if path.name in (p.name, p.stem)]
+    spelled = [p for n in meant.near(path.stem, [p.stem for p in _ready("*")]) for p in _ready("*") if p.stem == n]
+    there = [p for p in known if os.path.isfile(p)]  # noqa: PTH113 – Path.is_file raises for a name that no file system takes
+    return list(dict.fromkeys(there or named[:1] or spelled[:1]))
+
+
+def _ready(folder: str) -> list[Path]:
+    """The configs of the project, from where the user is."""
+    found = sorted((Path(__file__).resolve().parents[2] / "configs").glob(f"{folder}/[a-z]*.py"))
+    return [p.relative_to(Path.cwd()) if p.is_relative_to(Path.cwd()) else p for p in found]
 
 
 def _parsed(path: Path, text: str) -> tuple[Values, list[Problem]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from training.config.schema import FIELDS, Known, kind
 from training.errors import Problem
@@ -23,13 +25,31 @@ SWITCHES = ("dry_run", "explain", "check", "json", "help")
 WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
+@dataclass(frozen=True)
+class Unknown:
+    """An unknown flag as typed, with its value (None: it has none), and which words of the command line it is."""
+
+    typed: str
+    text: str | None
+    start: int
+    stop: int
+
+    @property
+    def name(self) -> str:
+        return self.typed.lstrip("-").replace("-", "_")
+
+
 @dataclass
 class CommandLine:
-    """What the user typed: `flags` name → (text, flag as typed), positional arguments in order."""
+    """What the user typed: `flags` name → (text, flag as typed), positional arguments in order. `places`: the words of each flag,
+    and of each positional argument. `unknown`: training.asked answers them, who knows the whole command."""
 
     flags: dict[str, tuple[str, str]] = field(default_factory=dict)
     positional: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    unknown: list[Unknown] = field(default_factory=list)
+    places: list[tuple[str, int, int]] = field(default_factory=list)
+    positional_at: list[int] = field(default_factory=list)
 
     def on(self, action: str) -> bool:
         text = self.flags.get(action, ("false", ""))[0].lower()
@@ -37,10 +57,18 @@ class CommandLine:
 
 
 def suggest(name: str, known: list[str]) -> list[str]:
-    """The names a person may have meant, nearest first."""
-    import difflib  # only when something is wrong: help and plan answer sooner
+    """Names that differ little in spelling, nearest first."""
+    from training.config import meant  # only when something is wrong: help and plan answer sooner
 
-    return difflib.get_close_matches(name, known, n=2, cutoff=0.6)
+    return meant.near(name, known)
+
+
+def unknown_flag(command: str, flag: str, value: str, takes_value: Mapping[str, bool]) -> Problem:
+    """The answer of a command that has few flags of its own: the nearest one, or its help. `value`: with its equals sign."""
+    near = suggest(flag.lstrip("-").replace("_", "-"), list(takes_value))[:1]
+    # A flag whose value is missing would only lead to the next error.
+    fixes = [f"{command} --{n}{value if takes_value[n] else ''}" for n in near if value or not takes_value[n]]
+    return Problem(f"{flag} is not a known flag", ", ".join(f"--{n}" for n in takes_value), fixes or [f"{command} --help"])
 
 
 def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
@@ -49,24 +77,23 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
     known = [*fields, *ACTIONS]
     rest = list(argv)
     while rest:
+        start = len(argv) - len(rest)
         word = rest.pop(0)
-        if not word.startswith("--") or word == "--":
-            if word.startswith("-") and word not in ("-", "--"):
-                line.problems.append(Problem(f"{word} is not known", "flags with two dashes, such as --depth=12"))
-            elif word != "--":
-                line.positional.append(word)
+        if word == "--":
+            continue
+        if not word.startswith("-") or word == "-":
+            line.positional.append(word)
+            line.positional_at.append(start)
+            continue
+        if not word.startswith("--"):
+            _unknown(line, word, rest, start, len(argv))
             continue
         typed, equals, text = word[2:].partition("=")
         name = ALIASES.get(typed, typed.replace("-", "_"))
         if name not in known and name.startswith("no_") and name[3:] in fields and kind(name[3:], fields) == "bool" and not equals:
             name, equals, text = name[3:], "=", "false"
         if name not in known:
-            near = suggest(name, known)
-            fixes = [f"--{n}{equals}{shlex.quote(text) if equals else ''}" for n in near] or ["--help lists every flag"]
-            what = "is a field of gpt, which is not the task" if name in FIELDS else "is not a known flag"
-            line.problems.append(Problem(f"--{typed} {what}", "", fixes))
-            if not equals and rest and not rest[0].startswith("--") and not rest[0].endswith((".py", ".json")):
-                rest.pop(0)  # its value, which is no config path
+            _unknown(line, word, rest, start, len(argv))
             continue
         is_switch = name in SWITCHES or (name in fields and kind(name, fields) == "bool")
         if not equals:
@@ -78,6 +105,7 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
             else:
                 line.problems.append(Problem(f"--{typed} has no value", f"--{typed}=VALUE"))
                 continue
+        line.places.append((name, start, len(argv) - len(rest)))
         if name in ACTIONS and is_switch and text.lower() not in WORDS:
             line.problems.append(Problem(f"--{typed} is {text!r}", "true or false"))
             continue
@@ -87,3 +115,21 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
     if line.on("json") and not line.on("check"):
         line.problems.append(Problem("--json says how --check answers, and there is no --check", "", ["--check --json"]))
     return line
+
+
+def written(name: str, value: Any) -> str:
+    """A flag to paste into a shell; None: a switch."""
+    return f"--{name}" + ("" if value is None else f"={shlex.quote(str(value))}")
+
+
+def _unknown(line: CommandLine, word: str, rest: list[str], start: int, words: int) -> None:
+    """`rest`: the words after it; its value is taken from there."""
+    from training.config import foreign_names
+
+    typed, equals, text = word.partition("=")
+    switch = foreign_names.is_switch(typed.lstrip("-"))
+    value: str | None = text if equals else None
+    follows = bool(rest) and not rest[0].startswith("--") and not rest[0].endswith((".py", ".json"))  # and is no config path
+    if not equals and follows and (not switch or (rest[0].lower() in WORDS and not rest[0].isdigit())):
+        value = rest.pop(0)
+    line.unknown.append(Unknown(typed, value, start, words - len(rest)))

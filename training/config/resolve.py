@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from training.config import secret
 from training.config.files import Values
-from training.config.flags import WORDS, CommandLine, suggest
+from training.config.flags import WORDS, CommandLine
 from training.config.schema import FIELDS, Config, Known, describe, kind
 from training.errors import Problem
 
@@ -34,11 +36,7 @@ def resolve(line: CommandLine, file: Values, environ: Mapping[str, str], resumed
     problems: list[Problem] = []
     values: dict[str, Any] = {}
     origins = dict.fromkeys(fields, "default")
-    for name in file:
-        if name not in fields:
-            fixes = [f"{near} = …" for near in suggest(name, list(fields))]
-            what = "is a field of gpt, which is not the task" if name in FIELDS else "is not a known field"
-            problems.append(Problem(f"{name} {what} ({file[name][1]})", "", fixes or ["--help lists every field"]))
+    problems += [_unknown_key(name, *file[name], fields) for name in file if name not in fields]
     problems += _unknown_variables(environ, fields)
     for name in fields:
         found = _lookup(name, fields, line, file, environ, resumed or {})
@@ -47,7 +45,7 @@ def resolve(line: CommandLine, file: Values, environ: Mapping[str, str], resumed
         raw, origin, is_text = found
         value, problem = convert(name, raw, is_text, fields)
         if problem is not None:
-            problems.append(Problem(f"{name} is {shown(raw)} ({origin}){problem}", describe(name, fields)))
+            problems.append(_wrong_value(name, raw, origin, problem, fields))
         else:
             values[name], origins[name] = value, origin
     # What a task does not have keeps its default here, and stands in no plan.
@@ -106,9 +104,47 @@ def _unknown_variables(environ: Mapping[str, str], fields: Known) -> list[Proble
     out = []
     for variable in sorted(environ):
         if variable.startswith(PREFIX) and variable not in known and variable not in INTERNAL:
-            fixes = [f"export {near}=…" for near in suggest(variable, known)] + [f"unset {variable}"]
-            out.append(Problem(f"{variable} is in the environment but sets no field", "", fixes))
+            out.append(_unknown_variable(variable, environ[variable], fields))
     return out
+
+
+def _unknown_key(name: str, raw: Any, origin: str, fields: Known) -> Problem:
+    """Of a config file."""
+    from training.config import meant  # only when something is wrong: the plan answers sooner
+
+    if name in FIELDS:
+        return Problem(f"{name} is a field of gpt, which is not the task ({origin})", "", [f"delete the line   # {origin}"])
+    found = meant.name(name, as_text(raw), fields)
+    fixes = [meant.line(changes, origin, fields) for changes in found.changes if changes and all(n in fields for n in changes)]
+    why = f": {found.why}" if found.why else ""
+    return Problem(f"{name} is not a known field ({origin}){why}", found.allowed or "a field that --help lists", fixes)
+
+
+def _unknown_variable(variable: str, text: str, fields: Known) -> Problem:
+    from training.config import meant
+
+    found = meant.name(variable.removeprefix(PREFIX).lower(), text, fields)
+    fixes = [
+        f"unset {variable}; export " + " ".join(f"{PREFIX}{n.upper()}={shlex.quote(v)}" for n, v in changes.items())
+        for changes in found.changes
+        if changes and all(n in fields for n in changes)
+    ]
+    why = f": {found.why}" if found.why else ""
+    return Problem(f"{variable} is in the environment but sets no field{why}", found.allowed, [*fixes, f"unset {variable}"])
+
+
+def _wrong_value(name: str, raw: Any, origin: str, problem: str, fields: Known) -> Problem:
+    from training.config import meant
+
+    near, note = meant.value(name, raw, fields)
+    variable = re.match(r"from (\w+) in the environment", origin)
+    if "on the command line" in origin:
+        fixes = [f"--{name}={shlex.quote(v)}" for v in near]
+    elif variable:
+        fixes = [f"export {variable[1]}={shlex.quote(v)}" for v in near]
+    else:
+        fixes = [meant.line({name: v}, origin, fields) for v in near]
+    return Problem(f"{name} is {shown(raw)} ({origin}){problem}" + (f": {note}" if note else ""), describe(name, fields), fixes)
 
 
 def shown(raw: Any) -> str:
@@ -118,6 +154,11 @@ def shown(raw: Any) -> str:
     except ValueError:
         return "a number with more than 4300 digits"
     return text if len(text) <= 200 else text[:197] + "…"
+
+
+def as_text(raw: Any) -> str:
+    """A value of a config file as it would be typed."""
+    return str(raw).lower() if isinstance(raw, bool) or raw is None else raw if isinstance(raw, str) else shown(raw)
 
 
 def convert(name: str, raw: Any, is_text: bool, fields: Known = FIELDS) -> tuple[Any, str | None]:

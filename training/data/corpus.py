@@ -38,18 +38,17 @@ def find(data: str, origin: str = "", encoding: str = "") -> tuple[Source | None
     path = Path(os.path.expanduser(data))  # noqa: PTH111 – Path.expanduser raises for an unknown user
     said = f"data is {data!r}" + (f" ({origin})" if origin else "")
     allowed = f"a {NAMED} file, a folder of them, or stdlib"
-    fixes = ["--data=stdlib"]
     if not os.path.exists(path):
-        return None, Problem(f"{said}: no such file or folder", allowed, fixes)
+        return None, _missing(path, data, said, allowed)
     if path.is_dir():
         # A named pipe would be waited for; a link to nowhere is told below.
         files = [f for f in _walk(path, SUFFIXES, set()) if f.is_file() or not f.exists()]
         if not files:
-            return None, Problem(f"{said}: no {NAMED} file in this folder", allowed, fixes)
+            return None, Problem(f"{said}: no {NAMED} file in this folder", allowed, [f"ls {shlex.quote(str(path))}"])
     elif path.name.lower().endswith(SUFFIXES) and path.is_file():
         files = [path]
     else:
-        return None, Problem(f"{said}: not a {NAMED} file", allowed, fixes)
+        return None, Problem(f"{said}: not a {NAMED} file", allowed)
     total = 0
     for file in files:
         try:
@@ -59,10 +58,22 @@ def find(data: str, origin: str = "", encoding: str = "") -> tuple[Source | None
             mode = [f"chmod u+r {shlex.quote(str(file))}"] if isinstance(error, PermissionError) else []
             return None, Problem(f"{said}: {file} can not be read: {error.strerror}", "a readable file", mode)
     if total == 0:
-        return None, Problem(f"{said}: empty", "some text", fixes)
+        return None, Problem(f"{said}: empty", "some text")
     name = path.resolve().name
     suffix = next((s for s in sorted(SUFFIXES, key=len, reverse=True) if name.lower().endswith(s)), path.resolve().suffix)
     return Source(name[: len(name) - len(suffix)] or name or "data", tuple(files), total, name_of_encoding), None
+
+
+def _missing(path: Path, data: str, said: str, allowed: str) -> Problem:
+    """Never suggests other data: only where to look for what was meant."""
+    if "://" in data:
+        return Problem(f"{said}: no such file or folder, and Duet downloads nothing", allowed)
+    there = path.absolute().parent
+    if any(c in path.name for c in "*?[") and os.path.isdir(there):
+        return Problem(f"{said}: no such file or folder; it is a pattern", f"{allowed}; a pattern is not", [f"ls {shlex.quote(str(there))}"])
+    while not os.path.isdir(there) and there != there.parent:
+        there = there.parent
+    return Problem(f"{said}: no such file or folder", allowed, [f"ls {shlex.quote(str(there))}"])
 
 
 def _stdlib() -> tuple[Source | None, Problem | None]:

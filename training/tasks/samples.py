@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from training import amounts
-from training.asked import command
 from training.config import batch
 from training.config.schema import Config
 from training.errors import Problem
@@ -22,16 +21,16 @@ def split(config: Config, origins: Mapping[str, str], ranks: int) -> batch.Batch
     return batch.split(size, 1, ranks, total)
 
 
-def divides(config: Config, origins: Mapping[str, str], ranks: int, script: str, args: list[str]) -> list[Problem]:
-    """The nearest batches that do, as commands."""
+def divides(config: Config, origins: Mapping[str, str], ranks: int) -> list[Problem]:
+    """The nearest batches that do."""
     if split(config, origins, ranks):
         return []
     size, total = config.device_batch_size, config.total_batch_size
     said = f"device_batch_size {size} ({origins['device_batch_size']})"
     if isinstance(size, str):
-        fixes = [command(script, args, device_batch_size=number) for number in (1, 4)]
+        fixes = [f"--device_batch_size={number}" for number in (1, 4)]
         return [Problem(f"{said}: what fits the memory is known of gpt alone", "a whole number of samples", fixes)]
     counted = amounts.plural(ranks, "rank")
     what = f"total_batch_size {total} ({origins['total_batch_size']}) does not divide by {said} × {counted} = {size * ranks}"
-    fixes = [command(script, args, **{name: value}) for name, value in batch.repairs(size, 1, ranks, total)]
+    fixes = [f"--{name}={value}" for name, value in batch.repairs(size, 1, ranks, total)]
     return [Problem(what, f"a multiple of {size * ranks} samples", fixes)]

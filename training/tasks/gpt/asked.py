@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from training import amounts
-from training.asked import command
 from training.config import batch
 from training.config.schema import Config
 from training.data import corpus, encoding, extras, tokenizer
@@ -24,8 +23,8 @@ def check(config: Config, origins: Mapping[str, str], installed: bool) -> tuple[
     return source, problems
 
 
-def divides(config: Config, origins: Mapping[str, str], ranks: int, script: str, args: list[str]) -> list[Problem]:
-    """The batch must divide; otherwise the nearest batches that do, as commands."""
+def divides(config: Config, origins: Mapping[str, str], ranks: int) -> list[Problem]:
+    """The batch must divide; otherwise the nearest batches that do."""
     total, seq = config.total_batch_size, config.max_seq_len
     if isinstance(config.device_batch_size, str):
         if batch.device_choices(seq, ranks, total):
@@ -40,5 +39,5 @@ def divides(config: Config, origins: Mapping[str, str], ranks: int, script: str,
         f"total_batch_size {total} ({origins['total_batch_size']}) does not divide by device_batch_size {config.device_batch_size} "
         f"({origins['device_batch_size']}) × max_seq_len {seq} ({origins['max_seq_len']}) × {counted} = {device * seq * ranks}"
     )
-    fixes = [command(script, args, **{name: value}) for name, value in batch.repairs(device, seq, ranks, total)]
+    fixes = [f"--{name}={value}" for name, value in batch.repairs(device, seq, ranks, total)]
     return [Problem(what, f"a multiple of {device * seq * ranks} tokens", fixes)]

@@ -1,0 +1,171 @@
+"""Names of other tools: every row of the table leads to a command, a line or a variable that Duet accepts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.conftest import ENHANCED, LAUNCH, ROOT, SIMPLE, Shell, only, python, wrong
+from tests.unit.test_request import make_run
+from training.config import foreign_names, meant
+from training.config.foreign_names import ROWS, Foreign
+from training.config.schema import FIELDS
+from training.config.translate import RANKS
+from training.rundir import write_json
+
+Write = Callable[..., str]
+CONFIG = "device = 'cpu'\ndevice_batch_size = 4\nmax_seq_len = 32\ntotal_batch_size = 256\nnum_iterations = 400\ndata = 'a.txt'\n"
+
+
+@pytest.fixture
+def small(home: Path, write: Write) -> str:
+    """A config, a run to resume, and the files that examples name."""
+    write("a.txt", "some text")
+    write("tokenizer.json", '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}')
+    write_json(make_run(home / "experiments", "earlier").plan, {"config": {"depth": 2, "data": "a.txt", "max_seq_len": 32}})
+    return write("small.py", CONFIG)
+
+
+def flag(name: str, row: Foreign) -> str:
+    return f"--{name}={row.example}" if row.example else f"--{name}"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.names[0])
+def test_what_is_suggested_for_a_flag_is_accepted(row: Foreign, small: str, shell: Shell) -> None:
+    for name in row.names:
+        others = ["--num_workers=1"] if "workers" in name else []
+        problem = only(wrong("2", small, *others, flag(name, row), script=LAUNCH))
+        assert problem.what.startswith(f"--{name} is not a known flag: ") or not (row.to or row.note)
+        assert problem.fixes
+        for fix in problem.fixes:
+            if fix == f"./{LAUNCH} --help":
+                assert row.translate is foreign_names.none or row.note or name == "tokenizer_name", "nothing to suggest needs a reason"
+                continue
+            found = shell.read(fix.partition(" ./")[1].strip() + fix.partition(" ./")[2] if "VISIBLE" in fix else fix)
+            assert found.config_file == Path("small.py")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.names[0])
+def test_the_same_for_a_variable_and_a_key(row: Foreign, home: Path, write: Write, small: str) -> None:
+    name = row.names[0]
+    value = row.example or "true"
+    variable = only(wrong(small, env={f"DUET_{name.upper()}": value}))
+    assert variable.fixes[-1] == f"unset DUET_{name.upper()}"
+    for fix in variable.fixes[:-1]:
+        for found in re.findall(r"DUET_([A-Z_]+)=", fix):
+            assert found.lower() in FIELDS
+    key = only(wrong(write("keys.py", f"{CONFIG}{name} = {value!r}\n")))
+    assert f"{name} is not a known field (keys.py:7)" in key.what
+    for fix in key.fixes:
+        corrected = write("corrected.py", CONFIG + fix.replace("; ", "\n") + "\n")
+        try:
+            wrong(corrected)
+        except pytest.fail.Exception:
+            continue
+        assert "total_batch_size" in fix or "device_batch_size" in fix or "max_seq_len" in fix
+
+
+def test_every_target_is_a_field() -> None:
+    assert {target for row in ROWS for target in row.to} <= {*FIELDS, RANKS}
+    names = [name for row in ROWS for name in row.names]
+    assert len(names) == len(set(names)), "a name has one meaning"
+    assert not set(names) & set(FIELDS), "a field of ours is no foreign name"
+
+
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        ("--max_steps=100", "--num_iterations=100"),
+        ("--max-steps 100", "--num_iterations=100"),
+        ("--train.max_steps=100", "--num_iterations=100"),
+        ("--block_size=64", "--max_seq_len=64 --total_batch_size=512"),
+        ("--block_size=16", "--max_seq_len=16"),
+        ("--n_layer=6", "--depth=6"),
+        ("--resume_from_checkpoint=out/checkpoint-5", "--resume=latest"),
+        ("--resume_from_checkpoint=experiments/earlier/checkpoints/step_5", "--resume=earlier"),
+        ("--fp16", "--precision=bf16"),
+        ("--fp16=true", "--precision=bf16"),
+        ("--gradient_accumulation_steps=4", "--total_batch_size=1024"),
+        ("--batch_size=16", "--device_batch_size=16 --total_batch_size=1024"),
+        ("--global_batch_size=16", "--total_batch_size=512"),
+        ("--lr=3e-4", "--optimizer=adamw --matrix_lr=3e-4 --embedding_lr=3e-4 --unembedding_lr=3e-4"),
+        ("--warmup_steps=40", "--warmup_ratio=0.1"),
+        ("--wandb_log=False", "--use_dummy_wandb=true"),
+        ("--gradient_checkpointing", "--activation_checkpointing=12"),
+    ],
+)
+def test_values_are_translated(typed: str, fix: str, small: str) -> None:
+    assert only(wrong(small, *typed.split(" "), script=SIMPLE)).fixes[0] == f"./{SIMPLE} {small} {fix}"
+
+
+def test_a_number_of_processes(small: str, shell: Shell) -> None:
+    assert only(wrong("--nproc_per_node=2", small, script=LAUNCH)).fixes == [f"./{LAUNCH} 2 {small}"]
+    assert only(wrong("4", "--gpus=2", small, script=LAUNCH)).fixes == [f"./{LAUNCH} 2 {small}"]
+    assert only(wrong(small, "--gpus=2", script=SIMPLE)).fixes == [f"./{SIMPLE} {small}"]
+    assert only(wrong(small, "--devices=3", script=ENHANCED)).fixes == [f"./{LAUNCH} 3 {small} --total_batch_size=384"]
+    both = only(wrong(small, "--gpu_ids=0,3", script=SIMPLE)).fixes
+    assert both == [f"CUDA_VISIBLE_DEVICES=0,3 ./{SIMPLE} {small}"]
+
+
+def test_there_is_no_limit_by_time(small: str) -> None:
+    problem = only(wrong(small, "--max_time=01:00:00", script=SIMPLE))
+    assert "no limit by time" in problem.what and "--num_iterations" in problem.what
+    assert problem.fixes == [f"./{SIMPLE} --help"]
+
+
+def test_all_of_them_are_corrected_in_one_command(small: str, shell: Shell) -> None:
+    problems = wrong(
+        small, "--max_steps=9", "--batch_size=2", "--gradient_accumulation_steps=3", "--depht=4", "--device=gpu", script=SIMPLE
+    )
+    assert len(problems) == 5
+    assert len({problem.fixes[0] for problem in problems}) == 1
+    config = shell.read(problems[0].fixes[0]).config
+    assert (config.num_iterations, config.device_batch_size, config.total_batch_size, config.depth) == (9, 2, 2 * 32 * 2 * 3, 4)
+    assert config.device == "cuda"
+
+
+def test_a_value_of_another_tool(small: str, shell: Shell) -> None:
+    for typed, name, value in (
+        ("--precision=bf16-mixed", "precision", "bf16"),
+        ("--precision=16", "precision", "bf16"),
+        ("--precision=32-true", "precision", "fp32"),
+        ("--device=gpu", "device", "cuda"),
+        ("--device=cuda:1", "device", "cuda"),
+        ("--compile=True", "compile", "1"),
+        ("--eval_every=1k", "eval_every", 1000),
+        ("--total_batch_size=64K", "total_batch_size", 65536),
+        ("--total_batch_size=1e5", "total_batch_size", 100096),
+        ("--device_batch_size=0", "device_batch_size", 1),
+    ):
+        for fix in only(wrong(small, typed, script=SIMPLE)).fixes[:1]:
+            assert getattr(shell.read(fix).config, name) == value
+        assert only(wrong(small, typed, script=SIMPLE)).fixes
+    assert only(wrong(small, "--depth=twelve", script=SIMPLE)).fixes == []
+
+
+def test_a_value_in_a_file(home: Path, write: Write) -> None:
+    write("a.txt", "some text")
+    assert only(wrong(write("c.py", "precision = 'fp16'\ndata = 'a.txt'\n"))).fixes == ["precision = 'bf16'   # c.py:1"]
+    assert only(wrong(write("c.json", '{"precision": "16-mixed", "data": "a.txt"}'))).fixes == [
+        '"precision": "bf16"   in c.json: \'precision\''
+    ]
+    assert only(wrong(env={"DUET_DEVICE": "gpu"})).fixes == ["export DUET_DEVICE=cuda"]
+
+
+def test_the_documentation_has_the_table() -> None:
+    text = (ROOT / "docs/launching.md").read_text(encoding="utf-8")
+    assert "\n".join(foreign_names.table()) in text, "python -m training.config.foreign_names prints it"
+
+
+def test_near_is_near() -> None:
+    known = list(FIELDS)
+    for far in ("block_size", "gpus", "fp16", "lr", "n_layer", "dataset", "model", "epochs", "steps", "output"):
+        assert meant.near(far, known) == [], far
+
+
+def test_the_table_prints_itself() -> None:
+    done = python("-m", "training.config.foreign_names", cwd=ROOT)
+    assert done.returncode == 0 and done.stdout.startswith("| name elsewhere |")

@@ -1,0 +1,369 @@
+"""Argument names of other tools, and the Duet fields that mean the same. Data: training/config/meant.py applies it.
+
+Sources: the argument parsers of Hugging Face Trainer (TrainingArguments), Accelerate, Lightning (Trainer), nanoGPT, nanochat, LitGPT,
+DeepSpeed and torchrun. docs/launching.md has the table, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from training.config.translate import (
+    RANKS,
+    TRUE,
+    Translate,
+    all_blocks,
+    count,
+    endpoint,
+    existing,
+    gpu_list,
+    none,
+    nothing,
+    one_rate,
+    ranks,
+    resume,
+    same,
+    steps_of_tokens,
+    switch,
+    times,
+    warmup,
+    words,
+)
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """One row: `names` that mean the same. `to`: Duet's fields as shown to people, empty where there is none."""
+
+    names: tuple[str, ...]
+    tools: str
+    to: tuple[str, ...]
+    translate: Translate
+    note: str = ""  # what differs
+    example: str = ""  # a value as those tools take it; empty for a switch
+    sized: bool = False  # the translation depends on sizes, which other flags may change
+
+
+_BF16 = {"precision": "bf16"}
+_NO_FP16 = "Duet has no fp16: bf16 is the nearest"
+_FP16 = ("fp16", "float16", "half", "16", "16-mixed", "16-true", "16_mixed", "amp_fp16", "amp")
+# Values of Duet's own fields as other tools write them, in lower case.
+VALUES: dict[str, dict[str, str]] = {
+    "precision": {
+        **dict.fromkeys(("bfloat16", "bf16-mixed", "bf16-true", "bf16_mixed", "amp_bf16"), "bf16"),
+        **dict.fromkeys(_FP16, "bf16"),
+        **dict.fromkeys(("float32", "32", "32-true", "float", "full", "no", "none", "false", "tf32"), "fp32"),
+    },
+    "device": {**dict.fromkeys(("gpu", "gpus", "nvidia"), "cuda"), **dict.fromkeys(("", "none"), "auto")},
+    "compile": {**dict.fromkeys(("true", "yes", "on", "inductor"), "1"), **dict.fromkeys(("false", "no", "off", "none"), "0")},
+    "libuv": {**dict.fromkeys(("true", "yes", "on"), "1"), **dict.fromkeys(("false", "no", "off"), "0")},
+    "optimizer": dict.fromkeys(("adam", "adamw_torch", "adamw_torch_fused", "adamw_hf", "fusedadam"), "adamw"),
+    "tokenizer": dict.fromkeys(("byte", "char", "character", "none"), "bytes"),
+    "wandb_mode": {**dict.fromkeys(("true", "on", "enabled"), "online"), **dict.fromkeys(("false", "off", "dryrun"), "disabled")},
+    "activation_checkpointing": {**dict.fromkeys(("true", "full", "on"), "auto"), **dict.fromkeys(("false", "off", "no"), "none")},
+    "resume": dict.fromkeys((*TRUE, "last", "newest", "auto"), "latest"),
+    "retries": dict.fromkeys(("none", "no", "never", "off"), "0"),
+}
+# (field, value to use) → what to add for these words.
+VALUE_NOTES = {("precision", "bf16"): dict.fromkeys(_FP16, _NO_FP16)}
+_PRECISION = words({w: {"precision": v} for w, v in (VALUES["precision"] | {"bf16": "bf16", "fp32": "fp32"}).items()})
+_DDP = "Duet trains with DDP: the whole model on every GPU"
+_FIXED = "Duet has no such field"
+_WIDTH = "the width is depth × 64, with a head for every 64 to 128 units"
+
+HF, ACCELERATE, LIGHTNING, NANOGPT, NANOCHAT = "Hugging Face Trainer", "Accelerate", "Lightning", "nanoGPT", "nanochat"
+LITGPT, DEEPSPEED, TORCHRUN, COMMON = "LitGPT", "DeepSpeed", "torchrun", "many scripts"
+
+
+def _row(names: str, tools: str, to: str, translate: Translate, example: str = "", note: str = "", sized: bool = False) -> Foreign:
+    return Foreign(tuple(names.split()), tools, tuple(to.split()), translate, note, example, sized)
+
+
+_EACH = ("device_batch_size", "max_seq_len", "ranks")
+ROWS = (
+    # Batch and model
+    _row(
+        "per_device_train_batch_size batch_size micro_batch_size train_micro_batch_size_per_gpu",
+        f"{HF}, {NANOGPT}, {LITGPT}, {DEEPSPEED}",
+        "device_batch_size",
+        same("device_batch_size"),
+        "16",
+    ),
+    _row(
+        "gradient_accumulation_steps accumulate_grad_batches grad_accum_steps",
+        f"{HF}, {ACCELERATE}, {DEEPSPEED}, {LIGHTNING}",
+        "total_batch_size",
+        times("total_batch_size", *_EACH),
+        "4",
+        "accumulation follows from total_batch_size = device_batch_size × max_seq_len × ranks × steps",
+        True,
+    ),
+    _row(
+        "global_batch_size train_batch_size",
+        f"{LITGPT}, {DEEPSPEED}",
+        "total_batch_size",
+        times("total_batch_size", "max_seq_len"),
+        "64",
+        "Duet counts tokens: sequences × max_seq_len",
+        True,
+    ),
+    _row("auto_find_batch_size", HF, "device_batch_size", switch({"device_batch_size": "auto"})),
+    _row(
+        "block_size max_seq_length seq_length seq_len sequence_length context_length n_positions",
+        f"{NANOGPT}, {LITGPT}, {COMMON}",
+        "max_seq_len",
+        same("max_seq_len"),
+        "64",
+    ),
+    _row("n_layer n_layers num_layers num_hidden_layers", f"{NANOGPT}, {LITGPT}, {COMMON}", "depth", same("depth"), "6"),
+    _row(
+        "n_head n_embd num_heads num_attention_heads hidden_size aspect_ratio head_dim n_kv_head",
+        f"{NANOGPT}, {NANOCHAT}, {LITGPT}",
+        "depth",
+        none,
+        "768",
+        _WIDTH,
+    ),
+    _row(
+        "gradient_checkpointing use_gradient_checkpointing",
+        HF,
+        "activation_checkpointing",
+        all_blocks,
+        note="a number of blocks: true is all of them",
+        sized=True,
+    ),
+    # Duration
+    _row(
+        "max_steps max_iters max_iterations train_steps total_steps train_iters",
+        f"{HF}, {LIGHTNING}, {LITGPT}, {NANOGPT}",
+        "num_iterations",
+        count("num_iterations"),
+        "100",
+    ),
+    _row("num_train_epochs max_epochs epochs n_epochs", f"{HF}, {LIGHTNING}, {LITGPT}", "num_epochs", count("num_epochs"), "3"),
+    _row("max_tokens", LITGPT, "num_iterations", steps_of_tokens, "1000000", "Duet counts steps: tokens / total_batch_size", True),
+    _row(
+        "max_time time_limit max_train_time max_hours",
+        f"{LIGHTNING}, {LITGPT}",
+        "num_iterations num_epochs",
+        none,
+        "01:00:00",
+        "Duet has no limit by time, other than submit_job.sh --time on SLURM",
+    ),
+    _row("target_flops target_param_data_ratio", NANOCHAT, "num_iterations", none, "12", "the length is a number of steps or epochs"),
+    _row("eval_steps eval_interval val_check_interval", f"{HF}, {NANOGPT}, {LITGPT}, {LIGHTNING}", "eval_every", count("eval_every"), "50"),
+    _row(
+        "eval_iters limit_val_batches",
+        f"{NANOGPT}, {LIGHTNING}",
+        "eval_tokens",
+        times("eval_tokens", *_EACH),
+        "20",
+        "Duet counts tokens of all ranks",
+        True,
+    ),
+    _row("logging_steps log_interval log_every_n_steps", f"{HF}, {NANOGPT}, {LITGPT}, {LIGHTNING}", "log_every", same("log_every"), "5"),
+    _row(
+        "save_steps save_interval every_n_train_steps checkpointing_steps",
+        f"{HF}, {LITGPT}, {LIGHTNING}",
+        "save_every",
+        count("save_every"),
+        "100",
+    ),
+    _row("save_total_limit save_top_k", f"{HF}, {LIGHTNING}", "keep_checkpoints", same("keep_checkpoints"), "3"),
+    _row(
+        "eval_strategy evaluation_strategy save_strategy logging_strategy",
+        HF,
+        "eval_every save_every log_every",
+        none,
+        "steps",
+        "each is a number of steps; 0 is never",
+    ),
+    # Optimizer
+    _row(
+        "learning_rate lr max_lr base_lr",
+        f"{HF}, {NANOGPT}, {LITGPT}, {COMMON}",
+        "matrix_lr embedding_lr unembedding_lr",
+        one_rate,
+        "3e-4",
+        "Duet has three peak rates; one rate for all of them is meant for AdamW, not for Muon",
+    ),
+    _row("optim", HF, "optimizer", words({w: {"optimizer": v} for w, v in VALUES["optimizer"].items()}, same("optimizer")), "adamw_torch"),
+    _row(
+        "max_grad_norm gradient_clip_val gradient_clipping clip_grad max_norm",
+        f"{HF}, {LIGHTNING}, {ACCELERATE}, {DEEPSPEED}, {LITGPT}",
+        "grad_clip",
+        same("grad_clip"),
+        "0.5",
+    ),
+    _row(
+        "warmup_steps warmup_iters lr_warmup_steps num_warmup_steps",
+        f"{HF}, {NANOGPT}, {NANOCHAT}, {LITGPT}",
+        "warmup_ratio",
+        warmup,
+        "40",
+        "a share of num_iterations",
+        True,
+    ),
+    _row("lr_warmup_fraction warmup_fraction", LITGPT, "warmup_ratio", same("warmup_ratio"), "0.05"),
+    _row("min_lr", f"{NANOGPT}, {LITGPT}", "final_lr_frac", none, "6e-5", "final_lr_frac is a fraction of the peak rate"),
+    _row(
+        "lr_scheduler_type lr_scheduler decay_lr lr_decay_iters",
+        f"{HF}, {NANOGPT}",
+        "warmup_ratio warmdown_ratio final_lr_frac",
+        none,
+        "cosine",
+        "the schedule is linear: warm-up, constant, warm-down",
+    ),
+    _row(
+        "beta1 beta2 adam_beta1 adam_beta2 adam_epsilon scalar_lr",
+        f"{HF}, {NANOGPT}, {NANOCHAT}",
+        "",
+        none,
+        "0.95",
+        "Duet has no such field",
+    ),
+    # Data
+    _row(
+        "dataset train_file data_path data_dir train_data dataset_path data_root dataset_name",
+        f"{NANOGPT}, {HF}, {COMMON}",
+        "data",
+        existing("data"),
+        ".",
+        "a local file or folder: .txt, .jsonl or .parquet",
+    ),
+    _row("dataloader_num_workers workers", HF, "num_workers", same("num_workers"), "2"),
+    _row("text_column text_column_name", HF, "text_field", same("text_field"), "content"),
+    _row("tokenizer_name tokenizer_path", HF, "tokenizer", existing("tokenizer"), "tokenizer.json", "bytes, bpe, or a local file"),
+    # Launch
+    _row(
+        "nproc_per_node num_processes devices gpus num_gpus n_gpus ngpus np n",
+        f"{TORCHRUN}, {ACCELERATE}, {LIGHTNING}, {DEEPSPEED}",
+        RANKS,
+        ranks,
+        "2",
+        "the number of processes is the first argument of launch_train.sh",
+    ),
+    _row(
+        "gpu_ids gpu_id device_ids cuda_visible_devices include",
+        f"{ACCELERATE}, {COMMON}",
+        RANKS,
+        gpu_list,
+        "0,1",
+        "the variable CUDA_VISIBLE_DEVICES chooses GPUs",
+    ),
+    _row("num_nodes num_machines", f"{LIGHTNING}, {DEEPSPEED}, {ACCELERATE}", "nnodes", same("nnodes"), "1"),
+    _row("machine_rank", ACCELERATE, "node_rank", same("node_rank"), "0"),
+    _row("main_process_ip", ACCELERATE, "master_addr", same("master_addr"), "10.0.0.1"),
+    _row("main_process_port", ACCELERATE, "master_port", same("master_port"), "29500"),
+    _row("rdzv_endpoint", TORCHRUN, "master_addr master_port", endpoint, "10.0.0.1:29500"),
+    _row("rdzv_backend rdzv_id rdzv_conf local_rank", TORCHRUN, "", nothing, "c10d", "not needed: the launcher sets it"),
+    _row("standalone multi_gpu same_network", f"{TORCHRUN}, {ACCELERATE}", "", nothing, note="not needed: the launcher sets it"),
+    _row("ddp_backend dist_backend backend", f"{HF}, {NANOGPT}", "", nothing, "nccl", "not needed: nccl on GPUs, gloo on the CPU"),
+    _row("max_restarts", f"{TORCHRUN}, {ACCELERATE}", "retries", same("retries"), "3"),
+    _row("ddp_timeout", HF, "hang_timeout", same("hang_timeout"), "1800", "seconds for one phase of a step, not for a collective"),
+    _row("ddp_find_unused_parameters", HF, "find_unused_parameters", same("find_unused_parameters"), "true"),
+    _row(
+        "strategy",
+        LIGHTNING,
+        "find_unused_parameters",
+        words({"ddp": {}, "auto": {}, "ddp_spawn": {}, "ddp_find_unused_parameters_true": {"find_unused_parameters": "true"}}),
+        "ddp",
+        _DDP,
+    ),
+    _row("fsdp use_fsdp deepspeed use_deepspeed zero_stage tensor_parallel tp_size use_megatron_lm", HF, "", none, "1", _DDP),
+    # Device and precision
+    _row("fp16", HF, "precision", switch(_BF16, {"precision": "auto"}), note=_NO_FP16),
+    _row("bf16", HF, "precision", switch(_BF16, {"precision": "auto"})),
+    _row("tf32", HF, "precision", switch({"precision": "fp32"}), note="fp32"),
+    _row("amp use_amp", COMMON, "precision", switch({"precision": "auto"}, {"precision": "fp32"})),
+    _row("fp8 fp8_recipe", NANOCHAT, "precision", none, note="Duet has no fp8: bf16 and fp32"),
+    _row("mixed_precision dtype torch_dtype", f"{ACCELERATE}, {NANOGPT}", "precision", _PRECISION, "bf16", f"fp16: {_NO_FP16}"),
+    _row(
+        "accelerator device_type",
+        f"{LIGHTNING}, {NANOCHAT}",
+        "device",
+        words({w: {"device": v} for w, v in VALUES["device"].items()}, same("device")),
+        "cpu",
+    ),
+    _row("use_cpu cpu no_cuda", f"{HF}, {ACCELERATE}", "device", switch({"device": "cpu"})),
+    _row("cuda gpu", COMMON, "device", switch({"device": "cuda"})),
+    _row(
+        "torch_compile dynamo_backend",
+        f"{HF}, {ACCELERATE}",
+        "compile",
+        words({"true": {"compile": "1"}, "inductor": {"compile": "1"}, "false": {"compile": "0"}}),
+    ),
+    _row("random_seed manual_seed seed_everything data_seed", f"{LIGHTNING}, {HF}", "seed", same("seed"), "42"),
+    # Run directory and tracking
+    _row(
+        "output_dir default_root_dir save_dir checkpoint_dir ckpt_dir work_dir",
+        f"{HF}, {LIGHTNING}, {COMMON}",
+        "out_dir",
+        same("out_dir"),
+        "out",
+        "the folder that holds all run directories",
+    ),
+    _row(
+        "resume_from_checkpoint ckpt_path resume_from resume_path resume_from_step checkpoint restore auto_resume",
+        f"{HF}, {LIGHTNING}, {NANOCHAT}",
+        "resume",
+        resume,
+        "latest",
+        "a run, not a checkpoint file: its newest verified checkpoint is loaded",
+    ),
+    _row(
+        "init_from",
+        NANOGPT,
+        "resume",
+        words({"resume": {"resume": "latest"}, "scratch": {}}),
+        "resume",
+        "Duet starts from random weights or resumes a run of its own",
+    ),
+    _row("experiment_name exp_name name model_tag", f"{NANOCHAT}, {COMMON}", "run_name", same("run_name"), "demo"),
+    _row("overwrite_output_dir do_train do_eval", HF, "", nothing, note="not needed: every run has its own directory and evaluates"),
+    _row("logging_dir", HF, "log_dir", same("log_dir"), "logs"),
+    _row(
+        "report_to",
+        HF,
+        "wandb_mode use_dummy_wandb",
+        words({"wandb": {"wandb_mode": "online"}, "false": {"use_dummy_wandb": "true"}, "tensorboard": {"tensorboard": "true"}}),
+        "wandb",
+    ),
+    _row("wandb wandb_log use_wandb", f"{NANOGPT}, {COMMON}", "wandb_mode", switch({"wandb_mode": "online"}, {"use_dummy_wandb": "true"})),
+    _row("no_wandb disable_wandb", COMMON, "use_dummy_wandb", switch({"use_dummy_wandb": "true"})),
+    _row("wandb_run_name wandb_name", NANOGPT, "wandb_run", same("wandb_run"), "first try"),
+    _row("run", NANOCHAT, "wandb_run", same("wandb_run"), "first", "run_name names the run directory"),
+    _row("project", HF, "wandb_project", same("wandb_project"), "demo"),
+    _row("debug_mode verbose", COMMON, "debug", switch({"debug": "true"})),
+)
+NAMES = {name: row for row in ROWS for name in row.names}
+SECTIONS = ("train", "trainer", "training", "eval", "model", "optimizer", "log", "data", "metrics", "checkpoint", "job")
+
+
+def row_of(name: str) -> Foreign | None:
+    """`name` as typed, without dashes in front. LitGPT, Lightning and torchtitan put a section before it: --train.max_steps."""
+    section, dot, last = name.replace("-", "_").lower().rpartition(".")
+    if dot and section not in SECTIONS:
+        return None
+    if (section, last) == ("eval", "interval"):
+        last = "eval_interval"
+    return NAMES.get(last)
+
+
+def is_switch(name: str) -> bool:
+    """Does it take no value where it comes from?"""
+    row = row_of(name)
+    return row is not None and not row.example
+
+
+def table() -> list[str]:
+    """For docs/launching.md."""
+    lines = ["| name elsewhere | used by | Duet | |", "|---|---|---|---|"]
+    for row in ROWS:
+        to = "first argument of `launch_train.sh`" if RANKS in row.to else ", ".join(f"`--{n}`" for n in row.to) or "–"
+        lines.append(f"| {', '.join(f'`{n}`' for n in row.names)} | {row.tools} | {to} | {row.note} |")
+    return lines
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))

@@ -1,0 +1,160 @@
+"""What an unknown name or a wrong value may have meant: another tool's name for a field, or a near spelling whose type fits.
+
+One place for flags, keys of config files and DUET_ variables.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import shlex
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from training.config.foreign_names import VALUE_NOTES, VALUES, Foreign, row_of
+from training.config.resolve import as_text, convert
+from training.config.schema import FIELDS, Config, Known, describe, kind
+from training.config.translate import RANKS, Changes, Sizes, none
+
+NEAR = 0.75  # share of equal characters: --depht is near --depth, block_size is not near vocab_size
+SUFFIXES = {"k": 3, "m": 6, "g": 9, "b": 9}
+SECRET = re.compile(r"key|token$|secret|passw|credential")
+DEFAULT = Sizes(8, 1536, 2, 24576, 0, 12)
+
+
+@dataclass(frozen=True)
+class Meant:
+    """`changes`: what to write instead, best first; empty where nothing is near. `why`: for the first line."""
+
+    changes: tuple[Changes, ...] = ()
+    why: str = ""
+    allowed: str = ""
+
+
+def near(name: str, known: list[str], cutoff: float = NEAR, most: int = 2) -> list[str]:
+    """Names that differ little in spelling, or whose first words these are (`warmup`, `total_batch`); nearest first."""
+    found = difflib.get_close_matches(name, known, n=most, cutoff=cutoff)
+    found += [k for k in known if len(k) < 6 and k != name and sorted(k) == sorted(name)]  # --uot: out
+    begins = [k for k in known if len(name) > 3 and k.startswith(f"{name}_")]
+    return list(dict.fromkeys(found + (begins if len(begins) == 1 else [])))[:most]
+
+
+def name(typed: str, text: str | None, fields: Known, sizes: Sizes = DEFAULT, actions: tuple[str, ...] = (), dashes: str = "") -> Meant:
+    """`typed`: an unknown name. `text`: its value as text; None: it has none. `actions`: other names that are known. `dashes`:
+    before a field's name in a sentence."""
+    row = row_of(typed)
+    if row is not None and not (text is None and row.example):
+        found = _foreign(row, "true" if text is None else text, fields, sizes, dashes)
+        if found is not None:
+            return found
+    elif row is not None:
+        return Meant((), _target(row, fields, dashes, exact=True), _allowed(row, fields))
+    plain = typed.replace("-", "_").lower().rpartition(".")[2]
+    if SECRET.search(plain):
+        return Meant()  # its value is repeated nowhere
+    fitting = [n for n in near(plain, [*fields, *actions]) if fits(n, text, fields)]
+    switched = {n: "true" if n in fields else "" for n in fitting}  # an action needs no value
+    return Meant(tuple({n: switched[n] if text is None else text} for n in fitting))
+
+
+def fits(field: str, text: str | None, fields: Known) -> bool:
+    """Could this be the field's value? A bool alone needs none."""
+    if field not in fields:
+        return True  # an action
+    if text is None:
+        return kind(field, fields) == "bool"
+    return convert(field, text, True, fields)[1] is None
+
+
+def _foreign(row: Foreign, text: str, fields: Known, sizes: Sizes, dashes: str) -> Meant | None:
+    """None: the row is about fields that this task does not have."""
+    if row.to and not any(field in fields or field == RANKS for field in row.to):
+        return None
+    changes = row.translate(text, sizes)
+    if changes is not None and not all(fits(n, v, fields) for n, v in changes.items() if n in FIELDS or n in fields):
+        changes = None
+    if changes is not None and any(n in FIELDS and n not in fields for n in changes):
+        return None
+    exact = row.translate is not none and len(row.to) == 1
+    return Meant(() if changes is None else (changes,), _target(row, fields, dashes, exact), _allowed(row, fields))
+
+
+def _target(row: Foreign, fields: Known, dashes: str, exact: bool) -> str:
+    """Where Duet has it. `exact`: it is the same thing."""
+    known = ", ".join(f"{dashes}{n}" for n in row.to if n in fields)
+    if exact:
+        return "; ".join(filter(None, (f"in Duet it is {known}" if known else "", row.note)))
+    return "; ".join(filter(None, (row.note, f"see {known}" if known else "")))
+
+
+def _allowed(row: Foreign, fields: Known) -> str:
+    return "; ".join(f"--{n}: {describe(n, fields)}" for n in row.to if n in fields)
+
+
+def value(field: str, raw: Any, fields: Known) -> tuple[list[str], str]:
+    """(values near to the wrong one, best first, as text; a note on the first)."""
+    text = as_text(raw).strip()
+    meta, word = fields[field].metadata, text.lower()
+    found = [VALUES[field][word]] if word in VALUES.get(field, {}) and fields[field] is FIELDS.get(field) else []
+    if field == "device" and re.fullmatch(r"(cuda|gpu):[\d,]+", word):
+        return ["cuda"], f"every rank takes one GPU; the variable CUDA_VISIBLE_DEVICES={word.partition(':')[2]} would choose which"
+    if meta["choices"] or meta["words"]:
+        found += near(word, [*meta["choices"], *meta["words"]], most=1)
+    if kind(field, fields) in ("int", "float") and not meta["choices"]:
+        found += _numbers(text, fields[field].metadata, kind(field, fields))
+    fitting = [v for v in dict.fromkeys(found) if fits(field, v, fields)]
+    note = VALUE_NOTES.get((field, fitting[0]), {}).get(word, "") if fitting else ""
+    return fitting[:2], note
+
+
+def _numbers(text: str, meta: Any, wanted: str) -> list[str]:
+    """The number that a person means by 64K, 1e5, 12.5, 4,096 or -1, in the field's range."""
+    if re.fullmatch(r"\d{1,3}(,\d{3})+", text):
+        return [text.replace(",", "")]
+    match = re.fullmatch(r"([+-]?(?:\d{1,30}\.?\d{0,30}|\.\d{1,30})(?:[eE][+-]?\d{1,2})?)\s*([kKmMgGbB]?)(i?)[bB]?", text)
+    if not match:
+        return []
+    number, suffix = Fraction(match[1]), match[2].lower()
+    candidates = [number]
+    if suffix:
+        power = SUFFIXES[suffix]
+        candidates = [number * 1024 ** (power // 3), number * 10**power]
+        if match[2] == "k" and not match[3]:  # 1k steps are 1000, 64K tokens are 65536
+            candidates.reverse()
+    low, high = meta["low"], meta["high"]
+    bounded = [max(n, Fraction(low)) if low is not None else n for n in candidates]
+    bounded = [min(n, Fraction(high)) if high is not None else n for n in bounded]
+    if wanted == "float":
+        return [f"{float(n):g}" for n in bounded]
+    return [str(int(n)) for n in bounded]
+
+
+def line(names: Changes, origin: str, fields: Known) -> str:
+    """What to write in a config file in place of what is at `origin`: file:line of a .py file, or file: 'key' of a JSON file."""
+    values = {field: convert(field, text, True, fields)[0] for field, text in names.items()}
+    where = origin.removeprefix("from ")
+    if re.search(r"\.py:\d+$", where):
+        return "; ".join(f"{n} = {v!r}" for n, v in values.items()) + f"   # {where}"
+    if where.endswith("'"):
+        return ", ".join(f"{json.dumps(n)}: {json.dumps(v)}" for n, v in values.items()) + f"   in {where}"
+    return flags_of(names)  # an option file has names of its own: a flag wins over it
+
+
+def sizes_of(config: Config, ranks: int, runs: tuple[str, ...] = ()) -> Sizes:
+    each = config.device_batch_size if isinstance(config.device_batch_size, int) else 1
+    return Sizes(each, config.max_seq_len, ranks or 2, config.total_batch_size, config.num_iterations, config.depth, runs)
+
+
+def with_changes(sizes: Sizes, changes: Changes) -> Sizes:
+    """The sizes after these changes."""
+    known: dict[str, Any] = {n: int(v) for n, v in changes.items() if n in Sizes.__dataclass_fields__ and v.isdecimal()}
+    if changes.get(RANKS, "").isdecimal():
+        known["ranks"] = int(changes[RANKS])
+    return replace(sizes, **known)
+
+
+def flags_of(changes: Changes) -> str:
+    """As flags to paste."""
+    return " ".join(f"--{n}" + (f"={shlex.quote(v)}" if v else "") for n, v in changes.items())

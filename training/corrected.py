@@ -1,0 +1,131 @@
+"""The user's whole command with what is wrong in it corrected: so that a suggestion can be pasted and is accepted."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import replace
+
+from training.asked import SCRIPTS, Asked, command, is_config, takes_ranks
+from training.config import batch, flags, meant
+from training.config.foreign_names import row_of
+from training.config.schema import FIELDS, Known
+from training.config.translate import RANKS, Changes, Sizes
+from training.errors import Problem
+from training.tasks import GPT, everything
+
+LAUNCH = "launch_train.sh"
+_VARIABLE = re.compile(r"[A-Z][A-Z_]*=")
+
+
+def problems(asked: Asked, script: str, args: list[str], others: list[Problem]) -> list[Problem]:
+    """The answer to every unknown flag, then `others`; a suggestion that is flags only becomes the whole command, which corrects
+    the unknown flags and wrong values of the other problems too."""
+    found, sizes = names(asked.line.unknown, asked.kind.fields, _sizes(asked))
+    every: Changes = {}
+    for one in found.values():
+        every |= one.changes[0] if one.changes else {}
+    if not asked.typed and takes_ranks(script):
+        every = {RANKS: "2"} | every
+
+    firsts = [(as_changes(p.fixes[0], asked.kind.fields) or {}) if p.fixes else {} for p in others]
+
+    def whole(changes: Changes, without: int | None = None) -> str:
+        first: Changes = {}
+        for number, one in enumerate(firsts):
+            first |= one if number != without else {}
+        return _whole(asked, script, args, first | every | changes, sizes)
+
+    out = [unknown(u, m, asked.kind.fields, [whole(c) for c in m.changes] or [f"{_program(script)} --help"]) for u, m in found.items()]
+    for number, problem in enumerate(others):
+        fixes = [(fix, as_changes(fix, asked.kind.fields)) for fix in problem.fixes]
+        full = [fix if changes is None else whole(changes, number) for fix, changes in fixes]
+        out.append(replace(problem, fixes=list(dict.fromkeys(full))))
+    return out
+
+
+def names(unknown: Iterable[flags.Unknown], fields: Known, sizes: Sizes) -> tuple[dict[flags.Unknown, meant.Meant], Sizes]:
+    """What each unknown flag means, in the order of the command line, and the sizes with all of them. A translation that depends
+    on sizes comes after the others."""
+    actions = tuple(n for n in flags.ACTIONS if n in flags.SWITCHES)
+    found: dict[flags.Unknown, meant.Meant] = {}
+    in_order = list(unknown)
+    for one in sorted(in_order, key=lambda u: bool((row := row_of(u.name)) and row.sized)):
+        found[one] = meant.name(one.name, one.text, fields, sizes, actions, "--")
+        if found[one].changes:
+            sizes = meant.with_changes(sizes, found[one].changes[0])
+    return {one: found[one] for one in in_order}, sizes
+
+
+def unknown(one: flags.Unknown, found: meant.Meant, fields: Known, fixes: list[str]) -> Problem:
+    """The answer to one unknown flag."""
+    if one.name in FIELDS and one.name not in fields:
+        return Problem(f"{one.typed} is a field of gpt, which is not the task", "", fixes)
+    what = f"{one.typed} is not a known flag" + (f": {found.why}" if found.why else "")
+    dashes = "flags with two dashes, such as --depth=12" if not one.typed.startswith("--") else ""
+    return Problem(what, found.allowed or dashes, fixes)
+
+
+def as_changes(fix: str, fields: Known) -> Changes | None:
+    """A suggestion that is flags alone (after variables, and N=2 for the number of processes); None for any other."""
+    try:
+        words = shlex.split(fix)
+    except ValueError:
+        return None
+    changes: Changes = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if _VARIABLE.match(word):
+            changes[name] = text
+        elif word.startswith("--") and name[2:] in (*fields, *flags.ACTIONS) and (equals or name[2:] in flags.SWITCHES) and "…" not in word:
+            changes[name[2:]] = text
+        else:
+            return None
+    return changes if any(word.startswith("--") or word.startswith(f"{RANKS}=") for word in words) else None
+
+
+def _program(script: str) -> str:
+    return "./" + (LAUNCH if script not in SCRIPTS or not script.endswith(".sh") else script)
+
+
+def _sizes(asked: Asked) -> Sizes:
+    from training import rundir
+
+    plans = sorted(asked.experiments.glob("*/plan.json"), key=lambda p: (p.stat().st_mtime_ns, p), reverse=True)
+    runs = tuple(plan.parent.name for plan in plans if rundir.read_json(plan))
+    return meant.sizes_of(asked.resolved.config, asked.typed, runs)
+
+
+def _whole(asked: Asked, script: str, args: list[str], changes: Changes, sizes: Sizes) -> str:
+    out = {i for one in asked.line.unknown for i in range(one.start, one.stop)}
+    words = [word for i, word in enumerate(args) if i not in out]
+    changes = dict(changes)
+    changes |= _repair(asked, meant.with_changes(sizes, changes), changes)
+    order = [RANKS, *asked.kind.fields]
+    changes = {n: changes[n] for n in sorted(changes, key=lambda n: order.index(n) if n in order else len(order))}
+    variables = [f"{n}={shlex.quote(changes.pop(n))}" for n in list(changes) if n.isupper() and n != RANKS]
+    number = changes.pop(RANKS, None)
+    if number is not None and SCRIPTS.get(script) != int(number):
+        script, words = LAUNCH, _with_ranks(script, words, number)
+    return " ".join([*variables, command(script, words, **{n: None if n in flags.SWITCHES and not v else v for n, v in changes.items()})])
+
+
+def _with_ranks(script: str, words: list[str], number: str) -> list[str]:
+    at = flags.parse(words, everything()).positional_at if takes_ranks(script) else []
+    if at and not is_config(words[at[0]]):
+        return [*words[: at[0]], number, *words[at[0] + 1 :]]
+    return [number, *words]
+
+
+def _repair(asked: Asked, sizes: Sizes, changes: Changes) -> Changes:
+    """A total that divides, where the changes make another one necessary."""
+    config, origins = asked.resolved.config, asked.resolved.origins
+    each = changes.get("device_batch_size", config.device_batch_size)
+    gpt = asked.kind.name == GPT
+    if each == "auto" or asked.bad({"device_batch_size", "total_batch_size", "max_seq_len"} - changes.keys()):
+        return {}
+    if not gpt and origins["total_batch_size"] == "default" and "total_batch_size" not in changes:
+        return {}
+    found = (sizes.device_batch_size, sizes.max_seq_len if gpt else 1, sizes.ranks * config.nnodes, sizes.total_batch_size)
+    return {} if batch.split(*found) else {"total_batch_size": str(batch.repairs(*found)[0][1])}
