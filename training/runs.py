@@ -69,7 +69,7 @@ def _named(wanted: str, experiments: Path, asker: Asker) -> RunDir:
     fixes = [asker.command(name) for name in suggest(wanted.rstrip("/").rsplit("/", 1)[-1], names)[:1]]
     if is_run(RunDir(Path(wanted).parent)):  # one of its files was named
         fixes.insert(0, asker.command(str(Path(wanted).parent)))
-    fixes.append(f"{asker.newest}   (the newest run)" if names else FIRST_RUN)
+    fixes.append(f"{asker.newest}   # the newest run" if names else FIRST_RUN)
     there = "a folder, but without anything of a run" if os.path.isdir(wanted) else "no run directory there"
     what = f"{asker.argument} is {wanted!r}: {there}"
     raise UserError(Problem(what, f"a run directory, or the name of a run in {experiments}", fixes))

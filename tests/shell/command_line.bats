@@ -24,7 +24,7 @@ refused() {
     read -ra words <<<"$start"
     run --separate-stderr "${words[@]}" --depht=3
     refused '[ERROR] --depht is not a known flag' \
-      '    try:     --depth=3' \
+      "    try:     ${start} --depth=3" \
       '[ERROR] 1 problem; nothing was launched (exit 2)'
   done
 }
@@ -32,7 +32,7 @@ refused() {
 @test "an unknown flag like no other" {
   run --separate-stderr ./train_dual_gpu.sh "$QUICKSTART" --zzz
   refused '[ERROR] --zzz is not a known flag' \
-    '    try:     --help lists every flag' \
+    '    try:     ./train_dual_gpu.sh --help' \
     '[ERROR] 1 problem; nothing was launched (exit 2)'
 }
 
@@ -42,7 +42,7 @@ refused() {
   has "$stderr" 'config nowhere.py does not exist'
   has "$stderr" '--depht is not a known flag'
   has "$stderr" "seed is 'many' (from --seed on the command line)"
-  has "$stderr" '-x is not known'
+  has "$stderr" '-x is not a known flag'
   has "$stderr" '4 problems; nothing was launched (exit 2)'
 }
 

@@ -75,11 +75,26 @@ def test_what_is_refused(word: str, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "fix"), [("--partitoin=a b", "--partition='a b'"), ("--rank_per_node=2", "--ranks_per_node=2"), ("--depht=3", "--depth=3")]
+    ("word", "fix"), [("--partitoin=a b", "'--partition=a b'"), ("--rank_per_node=2", "--ranks_per_node=2"), ("--num_nodes=2", "--nodes=2")]
 )
-def test_a_typing_error_gets_the_nearest_name_of_both_halves(word: str, fix: str) -> None:
-    (problem,) = options.split([word]).problems
-    assert problem.fixes[0] == fix
+def test_a_typing_error_gets_the_nearest_option_of_sbatch(word: str, fix: str) -> None:
+    (problem,) = options.split(["--nodes=1", word, "c.py"]).problems
+    assert problem.fixes == [f"./submit_job.sh --nodes=1 {fix} c.py"]
+
+
+def test_a_typing_error_of_the_other_half_is_the_trainings() -> None:
+    line = options.split(["--depht=3", "--max_steps", "5", "c.py"])
+    assert (line.problems, line.training) == ([], ["--depht=3", "--max_steps", "5", "c.py"])
+
+
+def test_the_short_options_of_sbatch() -> None:
+    line = options.split(["-N", "2", "-H", "-pgpu", "c.py"])
+    assert [p.fixes[0] for p in line.problems] == [
+        "./submit_job.sh --nodes=2 -H -pgpu c.py",
+        "./submit_job.sh -N 2 --hold -pgpu c.py",
+        "./submit_job.sh -N 2 -H --partition=gpu c.py",
+    ]
+    assert line.training == ["c.py"]
 
 
 @pytest.mark.parametrize(

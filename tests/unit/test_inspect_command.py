@@ -49,7 +49,7 @@ def test_what_is_understood(argv: list[str], expected: Options) -> None:
         (
             ["--jsn", "a", "b b"],
             [
-                Problem("--jsn is not a known flag", "--pid=PID, --json, --watch[=SECONDS], --help", ["python -m training.inspect --help"]),
+                Problem("--jsn is not a known flag", "--pid=PID, --json, --watch[=SECONDS], --help", ["python -m training.inspect --json"]),
                 Problem(
                     "2 runs are given: 'a', 'b b'", "one of them", ["python -m training.inspect a", "python -m training.inspect 'b b'"]
                 ),
@@ -83,7 +83,7 @@ def test_which_run(tmp_path: Path) -> None:
         options.find("secund", tmp_path)
     (problem,) = caught.value.problems
     assert problem.what == "RUN is 'secund': no run directory there"
-    assert problem.fixes == ["python -m training.inspect second", "python -m training.inspect   (the newest run)"]
+    assert problem.fixes == ["python -m training.inspect second", "python -m training.inspect   # the newest run"]
     with pytest.raises(UserError) as caught:
         options.find("4711", tmp_path)
     assert caught.value.problems[0].fixes[0] == "python -m training.inspect --pid=4711"

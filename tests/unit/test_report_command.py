@@ -62,7 +62,7 @@ def test_all_problems_at_once(root: Path) -> None:
         "RUN is 'frist_run'",
         "python -m training.report first_run",
         "second_run is given twice",
-        "python -m training.report --out=x.html",
+        "python -m training.report frist_run second_run second_run --out=x.html",
         "--lang is 'fr'",
         "en or zh",
         "--quiet has the value '1'",

@@ -58,8 +58,7 @@ def load(path: Path) -> tuple[Values, list[Problem]]:
 
 
 def _text(path: Path) -> tuple[str, list[Problem]]:
-    ready = ", ".join(p.stem for p in _ready("dual_gpu"))
-    allowed = f"a .py or .json file; ready ones in configs/dual_gpu: {ready}"
+    allowed = "a .py or .json file; ready ones: " + ", ".join(map(str, _ready("dual_gpu")))
     hint = [f"--config={shlex.quote(str(p))}" for p in near(path)]
     # os.path and not Path: a name that no file system takes is no crash.
     if os.path.isdir(path):

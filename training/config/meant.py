@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from training.config.foreign_names import VALUE_NOTES, VALUES, Foreign, row_of
+from training.config.foreign_names import NAMES, VALUE_NOTES, VALUES, Foreign, row_of
 from training.config.resolve import as_text, convert
 from training.config.schema import FIELDS, Config, Known, describe, kind
 from training.config.translate import RANKS, Changes, Sizes, none
@@ -55,6 +55,8 @@ def name(typed: str, text: str | None, fields: Known, sizes: Sizes = DEFAULT, ac
     if SECRET.search(plain):
         return Meant()  # its value is repeated nowhere
     fitting = [n for n in near(plain, [*fields, *actions]) if fits(n, text, fields)]
+    if not fitting and text is not None and (spelled := near(plain, list(NAMES), 0.8)[:1]):
+        return _foreign(NAMES[spelled[0]], text, fields, sizes, dashes) or Meant()
     switched = {n: "true" if n in fields else "" for n in fitting}  # an action needs no value
     return Meant(tuple({n: switched[n] if text is None else text} for n in fitting))
 

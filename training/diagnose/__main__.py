@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -30,21 +31,33 @@ from training.diagnose.result import diagnose
 from training.errors import Exit, Problem, UserError
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+COMMAND = "python -m training.diagnose"
+TAKES_VALUE = {"json": False, "lang": True, "report-issue": False, "help": False}
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
-        raise UserError(Problem(message, "LOG… [--json] [--lang=en|zh] [--report-issue=FILE]", ["python -m training.diagnose --help"]))
+        raise UserError(Problem(message, "LOG… [--json] [--lang=en|zh] [--report-issue=FILE]", [f"{COMMAND} --help"]))
 
 
 def options(argv: list[str]) -> argparse.Namespace:
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("logs", nargs="*")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--lang", choices=LANGUAGES)
+    parser.add_argument("--lang")
     parser.add_argument("--report-issue", nargs="?", const="", dest="report_issue")
     parser.add_argument("-h", "--help", action="store_true")
-    return parser.parse_args(argv)
+    wanted, unknown = parser.parse_known_args(argv)
+    if unknown:
+        from training.config.flags import unknown_flag
+
+        parts = [word.partition("=") for word in unknown]
+        again = " ".join([COMMAND, *map(shlex.quote, wanted.logs)])
+        raise UserError([unknown_flag(again, name, equals + value, TAKES_VALUE) for name, equals, value in parts])
+    if wanted.lang and wanted.lang not in LANGUAGES:
+        fixes = [f"{COMMAND} --lang={language}" for language in LANGUAGES]
+        raise UserError(Problem(f"--lang is {wanted.lang!r}", " or ".join(LANGUAGES), fixes))
+    return wanted
 
 
 def main(argv: list[str]) -> int:

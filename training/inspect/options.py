@@ -14,6 +14,7 @@ COMMAND = "python -m training.inspect"
 ASKER = runs.Asker("RUN", f"{COMMAND} ", COMMAND)
 EVERY_S, EVERY_RANGE_S = 10.0, (1.0, 3600.0)
 FLAGS = ("--pid=PID", "--json", "--watch[=SECONDS]", "--help")
+TAKES_VALUE = {"pid": True, "run": True, "json": False, "watch": True, "help": False}
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,9 @@ def parse(argv: list[str]) -> Options:
         elif name == "--run" and equals:
             named.append(value)
         elif word.startswith("-"):
-            problems.append(Problem(f"{word.partition('=')[0]} is not a known flag", ", ".join(FLAGS), [f"{COMMAND} --help"]))
+            from training.config.flags import unknown_flag  # only when something is wrong
+
+            problems.append(replace(unknown_flag(COMMAND, name, equals + value, TAKES_VALUE), allowed=", ".join(FLAGS)))
         else:
             named.append(word)
     if len(named) > 1:

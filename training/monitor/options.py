@@ -49,15 +49,16 @@ def parse(argv: list[str]) -> Options:
         if word == "-h":
             word = "--help"
         if not word.startswith("-"):
-            flag = "run" if Path(word).is_dir() else "log"
-            options.problems.append(Problem(f"{word!r} is no flag", "flags only", [f"{COMMAND} --{flag}={shlex.quote(word)}"]))
+            options.problems.append(_without_flag(word))
             continue
         typed, equals, value = word.lstrip("-").partition("=")
         name = typed.replace("_", "-")
         if name not in TAKES_VALUE or not word.startswith("--"):
             if not equals and rest and not rest[0].startswith("-"):
                 equals, value = "=", rest.pop(0)
-            options.problems.append(_unknown(word.partition("=")[0], typed, equals + value))
+            from training.config.flags import unknown_flag  # only when something is wrong: the first screen comes sooner
+
+            options.problems.append(unknown_flag(COMMAND, word.partition("=")[0], equals + value, TAKES_VALUE))
             continue
         if TAKES_VALUE[name] and not equals and rest and not rest[0].startswith("--"):
             value = rest.pop(0)
@@ -93,13 +94,18 @@ def _contradictions(options: Options) -> list[Problem]:
     return problems
 
 
-def _unknown(flag: str, typed: str, value: str) -> Problem:
-    # Imported only when something is wrong: the first screen comes sooner.
-    from training.config.flags import suggest
-
-    near = suggest(typed, list(TAKES_VALUE))
-    fixes = [f"{COMMAND} --{n}{value if TAKES_VALUE[n] else ''}" for n in near[:1]] or [f"{COMMAND} --help"]
-    return Problem(f"{flag} is not a known flag", ", ".join(f"--{n}" for n in TAKES_VALUE), fixes)
+def _without_flag(word: str) -> Problem:
+    """A run or a log that was named without --run= or --log=."""
+    experiments = runs.ROOT / runs.EXPERIMENTS
+    what, allowed = f"{word!r} is without a flag", "--run=RUN or --log=FILE"
+    if os.path.isfile(word):  # noqa: PTH113 – Path.is_file raises for a name that no file system takes
+        return Problem(what, allowed, [f"{COMMAND} --log={shlex.quote(word)}"])
+    try:
+        runs.find(word, experiments, ASKER)
+    except UserError as error:  # no run of that name: what it may have been
+        wrong = error.problems[0]
+        return Problem(f"{what}, and neither a log nor a run", f"{allowed}: {wrong.allowed}", wrong.fixes)
+    return Problem(what, allowed, [f"{COMMAND} --run={shlex.quote(word)}"])
 
 
 def _set(options: Options, name: str, value: str) -> None:
@@ -141,7 +147,7 @@ def find(options: Options, root: Path) -> tuple[RunDir | None, Path | None]:
 def _by_log(log: Path, experiments: Path) -> RunDir | None:
     """The run that a log of our launchers names; None for any other log, and for one whose run is gone."""
     allowed = "a log file: one of ours (logs/<script>_<time>.log), or of any other training"
-    latest = f"{COMMAND}   (the newest run)" if runs.newest(experiments) else FIRST_RUN
+    latest = f"{COMMAND}   # the newest run" if runs.newest(experiments) else FIRST_RUN
     said = f"--log is {str(log)!r}"
     if not os.path.exists(log):
         near = _newest_log(log.parent)

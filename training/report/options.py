@@ -38,6 +38,7 @@ def parse(argv: list[str], root: Path = ROOT) -> Options:
     words: list[str] = []
     values: dict[str, str] = {}
     problems: list[Problem] = []
+    unknown: list[tuple[str, str]] = []
     while rest:
         word = rest.pop(0)
         if not word.startswith("-") or word == "-":
@@ -46,7 +47,7 @@ def parse(argv: list[str], root: Path = ROOT) -> Options:
         typed, equals, value = ("help", "", "") if word == "-h" else word.removeprefix("--").partition("=")
         name = typed.replace("-", "_")
         if name not in TAKES_VALUE:
-            problems.append(_unknown(word.partition("=")[0], typed, equals + value))
+            unknown.append((word.partition("=")[0], equals + value))
             continue
         if TAKES_VALUE[name] and not equals and rest and not rest[0].startswith("--"):
             value = rest.pop(0)
@@ -57,6 +58,11 @@ def parse(argv: list[str], root: Path = ROOT) -> Options:
         elif name in values and values[name] != value:
             problems.append(Problem(f"--{typed} is given twice, as {values[name]!r} and {value!r}", "once"))
         values[name] = value
+    if unknown:
+        from training.config.flags import unknown_flag  # only when something is wrong
+
+        again = " ".join([COMMAND, *map(shlex.quote, words)])
+        problems[:0] = [unknown_flag(again, flag, value, TAKES_VALUE) for flag, value in unknown]
     options.help, options.quiet = "help" in values, "quiet" in values
     if options.help:
         return options
@@ -70,14 +76,6 @@ def parse(argv: list[str], root: Path = ROOT) -> Options:
     if problems:
         raise UserError(problems)
     return options
-
-
-def _unknown(flag: str, typed: str, value: str) -> Problem:
-    from training.config.flags import suggest
-
-    near = suggest(typed, list(TAKES_VALUE))
-    fixes = [f"{COMMAND} --{n}{value if TAKES_VALUE[n] else ''}" for n in near[:1]] or [f"{COMMAND} --help"]
-    return Problem(f"{flag} is not a known flag", ", ".join(f"--{n}" for n in TAKES_VALUE), fixes)
 
 
 def _find_runs(options: Options, words: list[str], root: Path, problems: list[Problem]) -> None:

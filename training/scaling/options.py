@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from training.asked import MAX_RANKS
 from training.config import flags
 from training.config.schema import FIELDS
+from training.config.translate import RANKS
 from training.errors import Problem
 
 COMMAND = "python -m training.scaling"
@@ -62,6 +63,10 @@ def _near(name: str) -> list[str]:
     """Our option that a person may have meant, when it is no field of the configuration."""
     if name in FIELDS or name in flags.ACTIONS or name.removeprefix("no_") in FIELDS:
         return []
+    from training.config import foreign_names  # only when something is wrong
+
+    if (row := foreign_names.row_of(name)) is not None:  # its length is its own; everything else the launcher answers
+        return {"num_iterations": ["steps"], RANKS: ["ranks"]}.get(" ".join(row.to), [])
     best = flags.suggest(name, [*OWN, *FIELDS, *flags.ACTIONS])[:1]
     return [n for n in best if n in OWN]
 

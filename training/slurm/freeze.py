@@ -64,7 +64,8 @@ def check(line: options.Line, nodes: int, ranks: int, environ: Mapping[str, str]
         # Without a number of ranks nothing can be said of how they divide the batch.
         known = [p for p in error.problems if (ranks and nodes) or "does not divide" not in p.what]
         typed = command(LAUNCHER, front), command(options.SCRIPT, line.typed)
-        problems = [Problem(p.what, p.allowed, [fix.replace(*typed, 1) for fix in p.fixes]) for p in known]
+        helps = f"./{LAUNCHER} --help", f"./{options.SCRIPT} --help"
+        problems = [Problem(p.what, p.allowed, [fix.replace(*typed, 1).replace(*helps) for fix in p.fixes]) for p in known]
         raise UserError([*line.problems, *problems], error.code) from None
     if line.problems:
         raise UserError(line.problems)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from training.asked import MAX_RANKS, QUICKSTART
 from training.config.flags import ACTIONS, suggest
+from training.config.foreign_names import row_of
 from training.config.schema import FIELDS, kind
+from training.config.translate import RANKS as NUMBER
 from training.errors import Problem
 
 SCRIPT = "submit_job.sh"
@@ -22,6 +24,9 @@ VALUED = (
     *("mem", "mem-per-cpu", "mem-per-gpu", "nodelist", "exclude", "reservation", "dependency", "begin", "comment", "licenses", "nice"),
     *("job-name", "output", "mail-type", "mail-user", "switches", "signal"),
 )
+SHORT = {"-N": "nodes", "-t": "time", "-p": "partition", "-A": "account", "-q": "qos", "-c": "cpus-per-task", "-C": "constraint"}
+SHORT |= {"-J": "job-name", "-o": "output", "-w": "nodelist", "-x": "exclude", "-d": "dependency", "-b": "begin", "-H": "hold"}
+BARE_LETTERS = ("-H",)
 BARE = ("exclusive", "requeue", "no-requeue", "hold")
 _TASKS = f"one task on each node starts the ranks there: --{RANKS}=N, or --gres=gpu:N for N GPUs on each node"
 _WAY = "SLURM says which nodes a run has: --nodes=N"
@@ -72,10 +77,14 @@ def split(args: list[str]) -> Line:
         elif name in REFUSED:
             line.problems.append(Problem(f"--{typed} is not for {SCRIPT}", REFUSED[name]))
             _drop_value(equals, rest)
-        elif typed and not _is_training(typed):
-            line.problems.append(_unknown(typed, equals, text))
+        elif word[:2] in SHORT and not word.startswith("--"):
+            line.problems.append(_short(word, args, len(args) - len(rest) - 1))
+            if len(word) == 2 and word not in BARE_LETTERS and rest:
+                rest.pop(0)
+        elif typed and not _is_training(typed) and (found := _unknown(typed, equals, text, args, len(args) - len(rest) - 1)):
+            line.problems.append(found)
             _drop_value(equals, rest)
-        else:
+        else:  # what is unknown here too is answered by the training's own check, with the whole command
             line.training.append(word)
     return line
 
@@ -116,11 +125,32 @@ def _is_training(typed: str) -> bool:
     return name in FIELDS or name in ACTIONS or (name.startswith("no_") and name[3:] in FIELDS and kind(name[3:]) == "bool")
 
 
-def _unknown(typed: str, equals: str, text: str) -> Problem:
-    near = suggest(typed.replace("-", "_"), [n.replace("-", "_") for n in (*FIELDS, *ACTIONS, *VALUED, *BARE, RANKS)])
-    names = [n if n in FIELDS or n in ACTIONS or n == "ranks_per_node" else n.replace("_", "-") for n in near]
-    fixes = [f"--{n}{equals}{shlex.quote(text) if equals else ''}" for n in names]
-    return Problem(f"--{typed} is not a known flag", "", fixes or ["--help lists every flag", f'--sbatch="--{typed}{equals}{text}"'])
+def _unknown(typed: str, equals: str, text: str, args: list[str], at: int) -> Problem | None:
+    """The answer to an unknown flag that means an option of sbatch; None: it is the training's. `at`: its place in `args`."""
+    row = row_of(typed)
+    name = {NUMBER: "ranks_per_node", "nnodes": "nodes"}.get(" ".join(row.to), "") if row else ""
+    if not name and row is None:
+        options = [n.replace("-", "_") for n in (*VALUED, *BARE, RANKS)]
+        near = suggest(typed.replace("-", "_"), [*FIELDS, *ACTIONS, *options])[:1]
+        name = near[0] if near and near[0] in options else ""
+    if not name:
+        return None
+    fixed = f"--{name if name == 'ranks_per_node' else name.replace('_', '-')}{equals}{text}"
+    return Problem(f"--{typed} is not a known flag", "", [_command([*args[:at], fixed, *args[at + 1 :]])])
+
+
+def _short(word: str, args: list[str], at: int) -> Problem:
+    """sbatch has one-letter options too; here each has its long name."""
+    letter, value = word[:2], word[2:]
+    rest = args[at + 1 :]
+    if not value and letter not in BARE_LETTERS:
+        value, rest = (rest[0], rest[1:]) if rest else ("VALUE", rest)
+    fixed = f"--{SHORT[letter]}" + ("" if letter in BARE_LETTERS else f"={value}")
+    return Problem(f"{word} is not known here", "the long options of sbatch", [_command([*args[:at], fixed, *rest])])
+
+
+def _command(args: list[str]) -> str:
+    return f"./{SCRIPT} {shlex.join(args)}"
 
 
 def _drop_value(equals: str, rest: list[str]) -> None:

@@ -31,6 +31,7 @@ CONFIRM_S = 4.0  # what looks like a standstill is looked at for so long again: 
 STATES = {"R": "running", "S": "sleeping", "D": "blocked in I/O", "T": "stopped", "t": "held by a debugger"}
 FLAGS = ("pid", "run")
 ASKER = Asker("--run", f"{ranks.COMMAND} --run=", f"{ranks.COMMAND} --run={LATEST}")
+TAKES_VALUE = {"pid": True, "run": True, "json": False, "help": False}
 
 
 def main(argv: list[str]) -> int:
@@ -83,6 +84,10 @@ def _parse(argv: list[str]) -> tuple[int | None, Path | None, bool]:
             given[name] = value
             if not value or (name == "pid" and not value.isdecimal()):
                 problems.append(Problem(f"--{name}={value}", "a number" if name == "pid" else "a run directory", [example]))
+        elif word.startswith("-"):
+            from training.config.flags import unknown_flag  # only when something is wrong
+
+            problems.append(unknown_flag(ranks.COMMAND, word.partition("=")[0], equals + value, TAKES_VALUE))
         else:
             fix = f"{ranks.COMMAND} --{'pid' if word.isdecimal() else 'run'}={shlex.quote(word)}"
             problems.append(Problem(f"{word!r} is not known here", "--pid=PID or --run=DIR, and --json", [fix]))

@@ -65,7 +65,7 @@ def at_every_start(facts: Facts) -> list[Check]:
     smaller = [request.command(**c) for c in suggestions(load, config, request.ranks, room)] if small and load and room else []
     checks: list[Check] = []
     if facts.device == "cuda":
-        checks += [*gpus(facts.machine, estimate, request, smaller), *torch_fits(facts.machine, facts.torch, request)]
+        checks += [*gpus(facts.machine, estimate, request, smaller, load), *torch_fits(facts.machine, facts.torch, request, load)]
         checks.append(ram_beside_gpus(estimate, load, ranks))
     elif load:
         checks.append(host_memory(room, estimate, request, smaller))

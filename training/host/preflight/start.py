@@ -17,21 +17,34 @@ from training.host.gpus import EXCLUSIVE, PROHIBITED, Gpu, Machine
 from training.host.preflight.report import ERROR, OK, WARNING, Check
 from training.host.torch_build import TorchBuild
 from training.request import Launch
+from training.tasks.gpt.shape import flops_per_token
 
 RECOMMENDED_GPU_BYTES = 20 * 10**9  # what the original configs were made for
 WORKER_SHM_BYTES = 64 << 20
 NCCL_SHM_BYTES = 256 << 20  # where GPUs can not copy directly; containers get 64 MiB by default
 RANK_FILES, WORKER_FILES = 256, 32
+CPU_FLOPS, PATIENCE_S = 1e11, 600  # a few cores: the quickstart takes two of them a minute for 1.5e13 operations
 RANK_RAM_BYTES = 2 << 30  # torch with CUDA, an estimate
 
 
-def gpus(machine: Machine, estimate: memory.Estimate, request: Launch, smaller: list[str]) -> Iterable[Check]:
+def on_cpu(request: Launch, load: memory.Load | None) -> list[str]:
+    """The same run on the CPU, unless that would take hours there."""
+    if load:
+        tokens = request.config.num_iterations * (load.total_tokens or load.tokens * load.ranks)
+        if not tokens or flops_per_token(load.shape) * tokens / CPU_FLOPS > PATIENCE_S:
+            return []
+    return [request.command(device="cpu")]
+
+
+def gpus(
+    machine: Machine, estimate: memory.Estimate, request: Launch, smaller: list[str], load: memory.Load | None = None
+) -> Iterable[Check]:
     """Enough GPUs, each with room for the estimate, and who is on them; `smaller`: commands for runs that fit."""
     have, ranks = len(machine.gpus), request.gpu_ranks
     if have < ranks:
         parts = ["name whole GPUs in CUDA_VISIBLE_DEVICES: parts of one (MIG) are not counted"] if "MIG-" in machine.reason else []
         fixes = [*parts, *([request.command_with(have)] if have else [])]
-        fixes += [request.command(device="cpu"), "./train_dual_gpu.sh configs/dual_gpu/quickstart.py   # two ranks on any machine"]
+        fixes += [*on_cpu(request, load), "./train_dual_gpu.sh configs/dual_gpu/quickstart.py   # two ranks on any machine"]
         yield Check("GPUs", ERROR, f"{ranks} GPUs are needed, {have} visible: {machine.reason}", fixes)
         return
     yield Check("GPUs", OK, f"{have} visible, {ranks} used; driver {machine.driver or '-'}, CUDA up to {machine.cuda or '-'}")
@@ -67,13 +80,13 @@ def _gpu(gpu: Gpu, estimate: memory.Estimate, smaller: list[str]) -> Iterable[Ch
         yield Check(f"{name} parts", WARNING, text, [f"sudo nvidia-smi -i {gpu.index} -mig 0"])
 
 
-def torch_fits(machine: Machine, torch: TorchBuild | None, request: Launch) -> Iterable[Check]:
+def torch_fits(machine: Machine, torch: TorchBuild | None, request: Launch, load: memory.Load | None = None) -> Iterable[Check]:
     """The installed torch can use these GPUs: built for CUDA, and not for a newer one than the driver runs."""
     if torch is None or not machine.gpus:
         return
     name = f"torch {torch.version}"
     if torch.cuda is None:
-        fixes = [request.command(device="cpu"), "install a CUDA build of torch, or point TORCH_LOCAL_PATH to one"]
+        fixes = [*on_cpu(request, load), "install a CUDA build of torch, or point TORCH_LOCAL_PATH to one"]
         yield Check("torch", ERROR, f"{name} is built for the CPU only: it can not use a GPU", fixes)
     elif machine.cuda and int(machine.cuda.split(".")[0]) < int(torch.cuda.split(".")[0]):
         text = f"{name} is built for CUDA {torch.cuda}; driver {machine.driver} runs CUDA up to {machine.cuda}"

@@ -58,7 +58,8 @@ def parse(argv: list[str]) -> Chosen:
         name = typed.replace("-", "_")
         if name not in names or not word.startswith("--"):
             near = suggest(name, names)
-            problems.append(Problem(f"{word.partition('=')[0]} is not a known flag", "", [f"--{n}" for n in near] or [f"{COMMAND} --help"]))
+            fixes = [f"{COMMAND} --{n}{equals}{value}" for n in near if equals or n in SWITCHES] or [f"{COMMAND} --help"]
+            problems.append(Problem(f"{word.partition('=')[0]} is not a known flag", "", fixes))
             if not equals and words and not words[0].startswith("-") and near and near[0] not in SWITCHES:
                 words.pop(0)  # its value, and no folder
             continue
