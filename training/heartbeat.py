@@ -16,10 +16,10 @@ import os
 import re
 import struct
 import time
-import zlib
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
 _IDENTITY = struct.Struct("<4sHHq")  # magic, version, rank, pid: written once, before the first record
 # beats, epoch, step, place in the step, first step, monotonic ns of the beat, wall time in s
@@ -27,6 +27,7 @@ _FIELDS = struct.Struct("<qqqqqqd")
 _PHASE = 96  # bytes of a phase's text
 _RECORD = struct.Struct(f"<{_FIELDS.size}s{_PHASE}sI")  # numbers, phase, checksum of identity, phase and numbers
 _RECORDS_AT = (64, 256)
+_pack_fields, _pack_record = _FIELDS.pack, _RECORD.pack_into  # bound: a beat is in every step
 _MAGIC, _VERSION = b"DUET", 3
 _HEADER = 512  # bytes
 _SLOTS, _NAME = 24, 64  # kinds of phases, bytes of a name; what comes after the last slot's first user shares it
@@ -86,7 +87,7 @@ class Heartbeat:
         self._map[:] = bytes(SIZE)
         identity = _IDENTITY.pack(_MAGIC, _VERSION, rank, os.getpid())
         self._map[: len(identity)] = identity
-        self._checksum = zlib.crc32(identity)
+        self._checksum = crc32(identity)
         self._counts = memoryview(self._map)[_COUNTS_AT:].cast("I")
         self._known: dict[str, tuple[bytes, int, int]] = {}  # phase → its bytes, their checksum, where its histogram begins
         self._kinds: list[str] = []
@@ -105,13 +106,14 @@ class Heartbeat:
             bits = took.bit_length()
             self._counts[self._histogram + 4 * bits + (took >> bits - 3 & 3)] += 1
         self._since, self._histogram = now, histogram
-        self._beats += 1
-        if self.step != self._begun:
-            self._begun, self._place = self.step, 0
-            self._first_step = self._first_step or self.step
-        self._place += 1
-        numbers = _FIELDS.pack(self._beats, self.epoch, self.step, self._place, self._first_step, now, time.time())
-        _RECORD.pack_into(self._map, _RECORDS_AT[self._beats & 1], numbers, text, zlib.crc32(numbers, checksum))
+        beats = self._beats = self._beats + 1
+        step = self.step
+        if step != self._begun:
+            self._begun, self._place = step, 0
+            self._first_step = self._first_step or step
+        place = self._place = self._place + 1
+        numbers = _pack_fields(beats, self.epoch, step, place, self._first_step, now, time.time())
+        _pack_record(self._map, _RECORDS_AT[beats & 1], numbers, text, crc32(numbers, checksum))
 
     def _learn(self, phase: str) -> tuple[bytes, int, int]:
         name = kind(phase)
@@ -123,7 +125,7 @@ class Heartbeat:
         if len(self._known) >= 4 * _SLOTS:  # one for each epoch's name
             self._known.clear()
         text = phase.encode("utf-8", "replace")[:_PHASE].ljust(_PHASE, b"\0")
-        known = self._known[phase] = text, zlib.crc32(text, self._checksum), slot * _BUCKETS
+        known = self._known[phase] = text, crc32(text, self._checksum), slot * _BUCKETS
         return known
 
 
@@ -161,7 +163,7 @@ def _is_heartbeat(content: bytes) -> bool:
 def _parse(content: bytes, at: int) -> Beat | None:
     """None: not yet written, or being written."""
     numbers, phase, checksum = _RECORD.unpack_from(content, at)
-    if zlib.crc32(numbers, zlib.crc32(phase, zlib.crc32(content[: _IDENTITY.size]))) != checksum:
+    if crc32(numbers, crc32(phase, crc32(content[: _IDENTITY.size]))) != checksum:
         return None
     _, _, rank, pid = _IDENTITY.unpack_from(content)
     beats, epoch, step, place, first_step, monotonic, wall = _FIELDS.unpack(numbers)
