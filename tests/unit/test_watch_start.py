@@ -181,6 +181,25 @@ def test_a_rank_that_was_seen_is_never_absent(run: RunDir, clock: list[float], c
     assert capsys.readouterr().err.count("unreadable heartbeat") == 1
 
 
+def test_a_rank_of_torchrun_that_cannot_be_read_leaves_no_verdict_on_the_others(
+    run: RunDir, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(2):
+        writer = Heartbeat(run.heartbeat(rank), rank)
+        for writer.step in (1, 9):
+            writer.beat("backward" if rank else "fetch")
+    watch, looked = RanksWatch(run, PLAN, Team(range(2), 2)), []
+    monkeypatch.setattr(native.Watch, "_examine", lambda self, *facts: looked.append(facts))
+    watch.look({None: os.getpid()}, {})
+    clock[0] += 4
+    run.heartbeat(0).rename(run.path / "away")
+    watch.look({None: os.getpid()}, {})
+    assert looked == []
+    (run.path / "away").rename(run.heartbeat(0))
+    watch.look({None: os.getpid()}, {})
+    assert len(looked) == 1
+
+
 def test_a_rank_without_a_heartbeat_that_works_is_on_its_way(
     run: RunDir, clock: list[float], capsys: pytest.CaptureFixture[str], idle: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,7 +52,8 @@ class Watch:
         self._awake = 0.0
 
     def look(self, pids: Mapping[int, int]) -> Finding | None:
-        """`pids`: of the ranks that live, each as it was started. A finding is certain: its run can be ended."""
+        """`pids`: of the ranks that live, each as it was started; empty under torchrun: as they tell themselves. A finding is certain:
+        its run can be ended."""
         if not self.floor_s:
             return None
         now = time.monotonic()
@@ -61,6 +62,7 @@ class Watch:
             self._stopped.clear()
         self._looked = now
         everybody = self._readings.read()
+        pids = pids or {b.rank: b.pid for b in everybody}
         if absent := set(pids) - {b.rank for b in everybody}:
             return self._absent(min(absent), pids, now)
         beats = [b for b in everybody if b.rank in pids and b.phase != heartbeat.FINISHED]
