@@ -190,8 +190,10 @@ def test_a_rank_of_torchrun_that_cannot_be_read_leaves_no_verdict_on_the_others(
             writer.beat("backward" if rank else "fetch")
     watch, looked = RanksWatch(run, PLAN, Team(range(2), 2)), []
     monkeypatch.setattr(native.Watch, "_examine", lambda self, *facts: looked.append(facts))
-    watch.look({None: os.getpid()}, {})
-    clock[0] += 4
+    for _ in range(8):
+        watch.look({None: os.getpid()}, {})
+        clock[0] += 0.5
+    looked.clear()
     run.heartbeat(0).rename(run.path / "away")
     watch.look({None: os.getpid()}, {})
     assert looked == []
@@ -235,6 +237,16 @@ def test_time_in_which_a_rank_gets_no_core_does_not_count(
     while clock[0] < began + 60 and watch.look({0: idle}) is None:
         clock[0] += 0.25
     assert 5 * 3 <= clock[0] - began < 5 * 3 + 3, "bounded"
+
+
+def test_a_supervisor_that_got_no_core_either_does_not_judge_at_once(run: RunDir, clock: list[float], idle: int) -> None:
+    watch, looked = overdue(run, clock, idle), []
+    watch._examine = lambda *facts: looked.append(clock[0])  # type: ignore[method-assign,assignment]
+    clock[0] += 9
+    assert watch.look({0: idle}) is None and looked == []
+    clock[0] += 1
+    watch.look({0: idle})
+    assert looked == [1010.0]
 
 
 def test_a_rank_that_is_continued_after_a_stop_is_no_finding(

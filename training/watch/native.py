@@ -20,6 +20,7 @@ from training.watch.starved import Starved, queued
 
 STOPPED_S = 2.0  # a process that is stopped for so long is told
 ROLL_S = 10.0
+WATCHED = 0.25  # of the floor, at least, in which it was counted whether a rank gets a core
 AGAIN = 0.5  # of the budget, before the next look after one that has found no hang
 READING_TIMES = 5.0  # data that comes slowly gets so many budgets, and so does a rank that gets no core
 ABSENT_S = 10.0  # a rank without any heartbeat does nothing for this long before it is called a hang
@@ -132,7 +133,11 @@ class Watch:
         for b in last:
             if ages[b.rank] > self.floor_s / 2:
                 self._starved.note(b, pids[b.rank])
-        late = [b for b in last if ages[b.rank] > self.floor_s and ages[b.rank] > self.budget_s(b)]
+        # Where this process was kept from looking for long, it is not known yet whether the ranks got a core.
+        watched_s = WATCHED * self.floor_s if self._acts else 0.0
+        late = [
+            b for b in last if ages[b.rank] > self.floor_s and self._starved.watched_s(b) >= watched_s and ages[b.rank] > self.budget_s(b)
+        ]
         return last if len(late) == len(last) else []
 
     def _look_for_stopped(self, pids: Mapping[int, int], now: float) -> int | None:

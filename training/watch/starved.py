@@ -32,6 +32,11 @@ class Starved:
         if known is None or known.beats != beat.beats:
             self._since[beat.rank] = _Since(beat.beats, time.monotonic(), queued(pid))
 
+    def watched_s(self, beat: Beat) -> float:
+        """For how long that is known of the present phase."""
+        known = self._since.get(beat.rank)
+        return time.monotonic() - known.at if known and known.beats == beat.beats else 0.0
+
     def seconds(self, beat: Beat, pid: int) -> float:
         """That long the thread which waits most for a core has waited for one since `note`; 0 where it got enough of it."""
         known = self._since.get(beat.rank)
