@@ -111,7 +111,7 @@ def _together(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, line: Li
         if not outcome.guilty and not outcome.killed:
             return _regular_end(run, plan, ending, outcome, recovery.finish()) if first else _node_end(run, code, outcome)
         own = {"node": plan["place"]["node_rank"]} | verdict.failure(outcome, run, plan)
-        record = own if outcome.killed else line.settle(own)
+        record = line.settle(own)
         _keep_failure(run, record, plan["created"])
         chosen = recovery.choose(record, outcome, line.missing()) if first and _may_help(run, outcome, record) else None
         order = line.decide({"changes": chosen.changes, "why": chosen.why} if chosen else None, int(recovery.stopped or 0))
@@ -164,7 +164,7 @@ def _unbegun(run: rundir.RunDir, plan: dict[str, Any]) -> bool:
 
 def _may_help(run: rundir.RunDir, outcome: Outcome, record: dict[str, Any]) -> bool:
     """Is it a failure that a restart could help against? It is noted."""
-    if outcome.killed or outcome.torn_down or verdict.stopped_early(outcome):
+    if outcome.torn_down or record["kind"] == rundir.ASKED:
         return False
     if outcome.ours and record["exit_code"] in (Exit.CONFIG, Exit.RESOURCES):
         return False
@@ -178,7 +178,7 @@ def _tell(run: rundir.RunDir, outcome: Outcome, record: dict[str, Any], given_up
     if outcome.torn_down:
         console.warning(f"training finished, then a rank was aborted (exit {code})\n{card.of_run(record)}")
         return
-    if outcome.killed or verdict.stopped_early(outcome):
+    if record["kind"] == rundir.ASKED:
         console.warning(f"{record['summary']} (exit {code})")
         return
     if outcome.ours and code in (Exit.CONFIG, Exit.RESOURCES):  # the rank has said what is wrong

@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import wait_until
 from training.errors import Exit, UserError
 from training.launch import meeting
-from training.launch.line import SILENT, Line, Lost
+from training.launch.line import SILENT, Line, Lost, is_order
 from training.launch.others import Others, asked
 from training.launch.place import NODE, Place
 from training.launch.team import QUIET_PORTS, free_port, listen
@@ -243,6 +243,22 @@ def test_who_was_asked_to_stop_after_a_failure_tells_the_others() -> None:
         line.decide(None, 75)
         thread.join(10)
     assert out == [(None, 75)]
+
+
+def test_a_decision_that_comes_early_is_not_lost() -> None:
+    """Node 0 may have decided before the ranks here are gone: while they are watched, or while the guilty machine is awaited."""
+    line = Quiet()
+    victim = {"rank": 1, "victim": True, "kind": "error", "node": 1}
+    for message in ({"record": {"rank": 0}}, {"again": {"changes": {}}}):
+        Wire(line.other).send(message)
+    assert line.settle(victim) == {"rank": 0}
+    assert is_order(line.read(0)[0])
+    line.keep(0, [{"again": {"changes": {}}}])
+    assert line.decide(None) == {"changes": {}}
+    for message in ({"go": 7}, {"failed": {"rank": 0}}):
+        Wire(line.other).send(message)
+    assert line._await(("go",), "") == {"go": 7}
+    assert line.read(0) == [{"failed": {"rank": 0}}], "of the next start"
 
 
 def test_a_node_that_leaves_before_the_start_is_named_to_all() -> None:

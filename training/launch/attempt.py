@@ -18,7 +18,7 @@ from training.host import process
 from training.host.gpus import one_line
 from training.host.limits import oom_kills
 from training.launch import ended, limits, others, spawn, team, verdict, wishes
-from training.launch.line import SILENT, Line, Lost
+from training.launch.line import SILENT, Line, Lost, is_order
 from training.launch.others import Others
 from training.launch.outcome import Outcome
 from training.launch.output import Output
@@ -68,6 +68,8 @@ class Attempt:
                 self._selector.register(wire, selectors.EVENT_READ, functools.partial(self._on_line, node))
             try:
                 self._start()
+                for node, wire in list(self.line.wires.items()) if self.line else ():
+                    self._on_line(node, wire.fileno())  # what came together with the word to start
                 judged = 0.0
                 while self._goes_on():
                     for key, _ in self._selector.select(POLL_S):
@@ -173,7 +175,6 @@ class Attempt:
     def _rank_failed(self, child: spawn.Child, status: int) -> None:
         self._left = None
         if self.outcome.left is not None:
-            self.outcome.killed = True
             return
         self.outcome.here = self.outcome.here or (child.rank, status)
         if self.outcome.guilty is None:
@@ -223,7 +224,9 @@ class Attempt:
     def _on_line(self, node: int, fd: int) -> None:
         """What the supervisor of another machine says."""
         assert self.line
-        for message in self.line.read(node):
+        messages = self.line.read(node)
+        self.line.keep(node, [m for m in messages if is_order(m)])
+        for message in messages:
             if isinstance(lost := message.get("gone"), Lost):
                 self._selector.unregister(fd)
                 self._lose(lost)
@@ -245,7 +248,7 @@ class Attempt:
         assert self.line
         if (wish := others.asked(message)) and wish[1] > self._asked_times:  # all machines of a job may get the signal themselves
             if isinstance(rank := message.get("left"), int):
-                self.outcome.left, self._failed_at = rank, time.monotonic()
+                self.outcome.left, self.outcome.killed, self._failed_at = rank, True, time.monotonic()
             self._wish(wish[0], f" on {self.line.name(node)}")
 
     def _lose(self, lost: Lost) -> None:
@@ -291,7 +294,7 @@ class Attempt:
     def _left_alone(self, child: spawn.Child, status: int) -> None:
         """A rank of ours was asked to stop, and has left without the others: they are asked too, and what they can no longer do together
         is no failure."""
-        self.outcome.left, self._failed_at = child.rank, time.monotonic()
+        self.outcome.left, self.outcome.killed, self._failed_at = child.rank, True, time.monotonic()
         self._wish(wishes.SIGNALS[status], f" to {child.name} alone, which {ended.how(status)}")
 
     def _on_signal(self, fd: int) -> None:

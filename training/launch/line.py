@@ -15,6 +15,7 @@ from training import console
 from training.launch.place import Place
 from training.launch.team import Team
 from training.launch.wire import SILENT_S, Broken, Message, Wire
+from training.rundir import ASKED
 
 PING_S = 1.0
 LATE_S = 2.5 * PING_S
@@ -48,6 +49,7 @@ class Line(ABC):
         self.plan, self.place = plan, Place(**plan["place"])
         self.wires: dict[int, Wire] = {}  # by node
         self.failed: Message | None = None
+        self._kept: dict[int, list[Message]] = {}  # read too early, by node
         self.stopped = 0  # on another node than the first: the exit code where node 0 was asked to stop after a failure
         self._names: dict[int, str] = {}  # of nodes, for people
         self._turned = self._pinged = time.monotonic()
@@ -135,12 +137,14 @@ class Line(ABC):
 
     def settle(self, own: Message) -> Message:
         """The failure that every machine shows: of the machine where it began, as far as that can still say."""
-        guilty = own["rank"] is not None and not own["victim"]
+        guilty = (own["rank"] is not None and not own["victim"]) or own["kind"] == ASKED
         last = time.monotonic()
         end = last + SETTLE_S
         while not guilty and not self._sure(own) and self.failed is None and self.wires and time.monotonic() < end:
             for node in list(self.wires):
-                for message in self.read(node):
+                messages = self.read(node)
+                self.keep(node, [m for m in messages if is_order(m)])
+                for message in messages:
                     self.failed = message.get("record") or self.failed
             time.sleep(PAUSE_S)
             last, passed = time.monotonic(), time.monotonic() - last
@@ -157,12 +161,19 @@ class Line(ABC):
     def lost(self, node: int) -> None:
         self.wires.pop(node).close()
 
+    def keep(self, node: int, messages: list[Message]) -> None:
+        """They are for what this machine does next: the next `read()` returns them again, first."""
+        if messages:
+            self._kept[node] = messages + self._kept.get(node, [])
+
     def read(self, node: int) -> list[Message]:
-        """What this node says; and {"gone": Lost} of ours when its line is broken."""
-        wire = self.wires[node]
+        """What this node has sent; and {"gone": Lost} of ours when its line is broken."""
+        wire, kept = self.wires[node], self._kept.pop(node, [])
         try:
-            return wire.arrived()
+            return kept + wire.arrived()
         except Broken as broken:
+            if kept:  # the next call finds the end again
+                return kept
             self.lost(node)
             if broken.silent:
                 self._silent.add(node)
@@ -183,6 +194,11 @@ class Line(ABC):
         self._warned.clear()
         for wire in self.wires.values():
             wire.quiet_s = 0.0
+
+
+def is_order(message: Message) -> bool:
+    """Node 0's decision after a failure, which may arrive before this machine has noticed that all its ranks are gone."""
+    return "again" in message or "over" in message
 
 
 class Waiting:

@@ -190,8 +190,10 @@ class Member(Line):
         while 0 in self.wires:
             waiting.say(what, level=console.info)
             select.select([self.wires[0]], [], [], RETRY_S)
-            for message in self.read(0):
+            messages = self.read(0)
+            for i, message in enumerate(messages):
                 if isinstance(message.get("gone"), Lost) or any(key in message for key in keys):
+                    self.keep(0, messages[i + 1 :])
                     return message
         return {"gone": Lost(0, GONE, PEER_DIED, f"{self.name(0)} is gone")}
 
