@@ -141,8 +141,10 @@ def test_asked_to_stop_after_a_restart_it_saves_and_says_so(launch: Launch) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "size"), [("kill@rank=1,step=7", 8), ("oom@rank=1,step=7,above=4", 4)])
-def test_several_machines_start_again_together(launch: Launch, once: Launch, fault: str, size: int) -> None:
+@pytest.mark.parametrize(
+    ("fault", "size", "rank"), [("kill@rank=1,step=7", 8, 1), ("kill@rank=0,step=7", 8, 0), ("oom@rank=1,step=7,above=4", 4, 1)]
+)
+def test_several_machines_start_again_together(launch: Launch, once: Launch, fault: str, size: int, rank: int) -> None:
     """Two supervisors with a common disk, here on one machine: node 0 decides, also when a rank of the other one has failed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -162,4 +164,4 @@ def test_several_machines_start_again_together(launch: Launch, once: Launch, fau
     assert "restarting with the other machines" in second.output
     assert [configured(node, "device_batch_size") for node in nodes] == [size, size]
     assert not first.run.failure.exists() and not second.run.failure.exists()
-    assert [r["rank"] for r in events(first, "restart")] == [1] and len(events(first, "recovered")) == 1
+    assert [r["rank"] for r in events(first, "restart")] == [rank] and len(events(first, "recovered")) == 1
