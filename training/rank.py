@@ -73,20 +73,13 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
             console.success(str(done))
         return int(Exit.DONE)
     except UserError as error:
-        error.said_by_another |= run is not None and environ.get("RANK", "0") != "0"
-        stopped = isinstance(error, Stopped) and error
-        console.report(error, stopped.closing if stopped else "nothing was launched" if run is None else ENDED)
-        if stopped and run:
-            from training.engine import failure, record
-
-            failure.note(run, int(environ.get("RANK", 0)), stopped)
-            record.failed(int(error.code))
+        code = _report(error, run, int(environ.get("RANK", 0)))
         if ending:
-            ending.close(int(error.code), str(error))
-        if stopped:
+            ending.close(code, str(error))
+        if isinstance(error, Stopped):
             sys.stdout.flush()
-            os._exit(int(error.code))  # as below: the other ranks wait
-        return int(error.code)
+            os._exit(code)  # as below: the other ranks wait
+        return code
     except Exception as error:
         if run is None:
             raise
@@ -99,6 +92,21 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
             ending.close(status)
         # Leave at once: the other ranks may wait for this one in a collective, and a tear-down could block here too.
         os._exit(status)
+
+
+def _report(error: UserError, run: rundir.RunDir | None, rank: int) -> int:
+    """The problem once for all ranks, and what this one has to record of it. Returns the exit code."""
+    error.said_by_another |= run is not None and rank != 0
+    if not isinstance(error, Stopped):
+        console.report(error, "nothing was launched" if run is None else ENDED)
+    else:
+        console.report(error, error.closing)
+        if run:
+            from training.engine import failure, record
+
+            failure.note(run, rank, error)
+            record.failed(int(error.code))
+    return int(error.code)
 
 
 def _planned(run: rundir.RunDir) -> Plan:
