@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from training import resuming, rundir, tasks
-from training.config import files, flags, resolve
+from training.config import files, flags, program, resolve
 from training.config.schema import FIELDS, Known
-from training.errors import Problem
+from training.errors import Problem, UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICKSTART = "configs/dual_gpu/quickstart.py"
@@ -73,6 +73,8 @@ def _look(script: str, args: list[str], environ: Mapping[str, str], fields: Know
     problems, positional = list(line.problems), list(line.positional)
     typed = SCRIPTS[script] or number_of_ranks(line, positional, problems)
     config_file = _config_file(script, line, positional, problems, environ)
+    if config_file and (what := program.kind(config_file, fields)) != program.CONFIG:
+        raise UserError(_program(script, line, args, typed, config_file, what))
     file = files.read(config_file, typed) if config_file else files.Loaded()
     problems += file.problems
     resolved = resolve.resolve(line, file.values, environ, fields=fields)
@@ -163,6 +165,27 @@ def _config_file(
         allowed = "one config file" + ("; --data takes one file, or a folder of files" if "data" in line.flags else "")
         problems.append(Problem(f"{shown} {many} too many: the config is {given[0]!r}", allowed))
     return Path(os.path.expanduser(given[0]))  # noqa: PTH111 – Path.expanduser raises for an unknown user
+
+
+def _program(script: str, line: flags.CommandLine, args: list[str], typed: int, path: Path, what: str) -> Problem:
+    """One problem for a program where a config belongs, with the command that runs it."""
+    from training.script import launch_words  # which reads this module
+
+    shown, ranks = shlex.quote(str(path)), typed or 2
+    number = line.positional[:1] if SCRIPTS[script] is None else []
+    named = [word for word in args if word.partition("=")[2] == str(path)] + [str(path), "--config"]
+    rest = [word for word in args if word not in named + number]
+    own, theirs = launch_words(rest)
+    words = shlex.join([str(ranks), *own])
+    as_script = f"./launch_train.sh {words} --script {shown} " + (f"-- {shlex.join(theirs)}" if theirs else "  # its arguments after --")
+    if what == program.TASK:
+        fixes = [f"./launch_train.sh {shlex.join([str(ranks), *rest])} --task={shown}", as_script]
+    elif path.resolve() == ROOT / ENTRYPOINT:
+        fixes = [f"./launch_train.sh {words} {QUICKSTART}   # it starts Duet's train.py by itself", as_script]
+    else:
+        fixes = [as_script]
+    where = "--config" if "config" in line.flags else f"argument of {script}"
+    return Problem(f"{path} is a program, not a config file ({where})", "a config file: plain assignments such as depth = 12", fixes)
 
 
 def folder(name: str, resolved: resolve.Resolved) -> Path:

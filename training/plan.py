@@ -132,10 +132,11 @@ def sentences(plan: Plan, split: batch.Batch, decided: Decided) -> list[str]:
 
 def describe(plan: Plan, checks: list[preflight.Check]) -> str:
     """The whole plan for people (`--dry_run`)."""
-    width = max(len(name) for name in {**plan["config"], **plan["task"]["options"]})
+    values = plan["config"] | (plan["task"]["options"] if "task" in plan else {})  # a script has no task
+    width = max(map(len, values))
     lines = ["Plan (dry run: nothing is launched, nothing was written)", "", *(f"  {s}" for s in plan["text"]), ""]
     lines += ["Configuration"]
-    for name, value in {**plan["config"], **plan["task"]["options"]}.items():
+    for name, value in values.items():
         lines.append(f"  {name:<{width}}  {value!r:<14}  {plan['origins'][name].removeprefix('from ')}")
     lines += ["", "Environment variables of the ranks"]
     lines += [f"  {v.line()}" for v in (variables.Variable(**record) for record in plan["variables"])]

@@ -80,6 +80,18 @@ def command_of(program: str, args: list[str], **changes: Any) -> str:
     return " ".join([command(program, own, **changes), *([SEPARATOR, shlex.join(theirs)] if theirs else [])])
 
 
+def launch_words(words: list[str]) -> tuple[list[str], list[str]]:
+    """(flags of the launch, the rest) of the arguments for a program that was given without --script."""
+    name = {word: word.removeprefix("--").partition("=")[0].replace("-", "_") for word in words}
+    own = [word for word in words if word.startswith("--") and (name[word] in flags.SWITCHES or ("=" in word and name[word] in USED))]
+    return own, [word for word in words if word not in own and word != SEPARATOR]
+
+
+def _means_nothing(name: str) -> bool:
+    """Is it a flag of Duet's own training, its config included?"""
+    return name == "config" or (name in FIELDS and name not in USED)
+
+
 def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLaunch:
     """Check what can be checked without looking at the machine. Raises UserError with all problems at once."""
     own, theirs = split(args)
@@ -127,7 +139,7 @@ def _misplaced(line: flags.CommandLine, own: list[str], theirs: list[str], ranks
         near = [n for n in meant.near(one.name, list(used)) if meant.fits(n, one.text, used)][:1]
         fixes = [_rebuilt(line, own, theirs, ranks, {n: one.text or "true"}, without=one) for n in near]
         out.append(Problem(f"{one.typed} is not a flag of the launcher", ALLOWED, [*fixes, command]))
-    for name in dict.fromkeys(name for name, _, _ in line.places if name in FIELDS and name not in USED):
+    for name in dict.fromkeys(name for name, _, _ in line.places if _means_nothing(name)):
         out.append(Problem(f"{line.flags[name][1]} is a field of Duet's own training: it has no meaning with --script", ALLOWED, [command]))
     out += [Problem(f"{own[at]!r} is one argument too many", ALLOWED, [command]) for at in _extra(line)]
     return out
@@ -163,7 +175,7 @@ def _extra(line: flags.CommandLine) -> list[int]:
 def _moved(line: flags.CommandLine, own: list[str]) -> list[str]:
     """The words before -- that do not belong there."""
     spans = [(one.start, one.stop) for one in line.unknown]
-    spans += [(start, stop) for name, start, stop in line.places if name in FIELDS and name not in USED]
+    spans += [(start, stop) for name, start, stop in line.places if _means_nothing(name)]
     spans += [(at, at + 1) for at in _extra(line)]
     return [own[i] for start, stop in sorted(spans) for i in range(start, stop)]
 
@@ -182,7 +194,7 @@ def _rebuilt(
             changes = {n: v for n, v in translated.items() if n != "retries"} | changes
     gone = {i for one in [*launcher, *([without] if without else [])] for i in range(one.start, one.stop)}
     moved = {i for one in line.unknown for i in range(one.start, one.stop)} | set(_extra(line))
-    moved |= {i for name, start, stop in line.places if name in FIELDS and name not in USED for i in range(start, stop)}
+    moved |= {i for name, start, stop in line.places if _means_nothing(name) for i in range(start, stop)}
     number = changes.pop(RANKS, str(ranks or 2))
     first = line.positional_at[:1]
     kept = [word for i, word in enumerate(own) if i not in moved | gone | set(first)]

@@ -1,0 +1,99 @@
+"""A user's own program: where it belongs on the command line, and what --dry_run and --check show of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.conftest import LAUNCH, only
+from training import asked, plan
+from training import script as own_script
+from training.config import program
+from training.config.schema import FIELDS
+from training.errors import Problem, UserError
+
+Write = Callable[..., str]
+BODY = "import argparse\n\nlr = 0.1\ndevice = 'cpu'\n\ndef main():\n    pass\n\nif __name__ == '__main__':\n    main()\n"
+
+
+def problem(*words: str) -> Problem:
+    with pytest.raises(UserError) as raised:
+        if own_script.asked_for(list(words)):
+            own_script.read(LAUNCH, list(words), {})
+        else:
+            asked.look(LAUNCH, list(words), {})
+    return only(raised.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (BODY, program.PROGRAM),
+        ("import torch\nfor step in range(3):\n    print(step)\n", program.PROGRAM),
+        ("from training.tasks.base import Task\nclass Mine(Task):\n    pass\n", program.TASK),
+        ("depth = 12\nmax_seq_len = 2 * 64\n", program.CONFIG),
+        ("import os\ndepth = 'twelve'\nmatrix_lr = -1.0\n", program.CONFIG),
+        ("'''words'''\n", program.CONFIG),
+        ("def (", program.CONFIG),
+        ("", program.CONFIG),
+    ],
+)
+def test_a_program_is_told_from_a_config(tmp_path: Path, text: str, kind: str) -> None:
+    (tmp_path / "file.py").write_text(text)
+    assert program.kind(tmp_path / "file.py", FIELDS) == kind
+
+
+def test_the_configs_that_come_with_duet_are_no_programs() -> None:
+    found = list(asked.ROOT.glob("configs/*/*.py"))
+    assert found and all(program.kind(path, FIELDS) == program.CONFIG for path in found)
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["4", "main.py"], "./launch_train.sh 4 --script main.py   # its arguments after --"),
+        (["--config=main.py", "4"], "./launch_train.sh 4 --script main.py   # its arguments after --"),
+        (["2", "main.py", "--lr", "3", "--device=cpu"], "./launch_train.sh 2 --device=cpu --script main.py -- --lr 3"),
+        (["2", "--dry_run", "main.py", "--", "-x"], "./launch_train.sh 2 --dry_run --script main.py -- -x"),
+    ],
+)
+def test_a_program_in_the_place_of_a_config_is_one_problem(home: Path, write: Write, words: list[str], command: str) -> None:
+    write("main.py", BODY)
+    assert problem(*words).fixes == [command]
+
+
+def test_duets_own_program_and_a_task_get_the_command_that_is_meant(home: Path, write: Write) -> None:
+    task = write("mine.py", "from training.tasks.base import Task\nclass Mine(Task):\n    pass\n")
+    assert problem("2", task, "--width=3").fixes[0] == "./launch_train.sh 2 --width=3 --task=mine.py"
+    own = asked.ROOT / asked.ENTRYPOINT
+    own.write_text(BODY)
+    assert asked.QUICKSTART in problem("2", str(own)).fixes[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["--config", "conf.yaml"], "-- --config conf.yaml"),
+        (["--config=conf.yaml", "--", "--x"], "-- --config=conf.yaml --x"),
+        (["--opt", "a.json", "--device=cpu"], "--device=cpu -- --opt a.json"),
+    ],
+)
+def test_a_config_after_a_script_is_the_scripts(home: Path, write: Write, words: list[str], command: str) -> None:
+    script = write("main.py", BODY)
+    assert problem("2", "--script", script, *words).fixes == [f"./launch_train.sh 2 --script main.py {command}"]
+
+
+@pytest.mark.parametrize("action", ["--dry_run", "--explain", "--check"])
+def test_what_would_be_done_can_be_shown(
+    home: Path, write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], action: str
+) -> None:
+    words = ["1", action, "--device=cpu", "--script", write("main.py", BODY), "--", "--epochs=3"]
+    monkeypatch.setattr("sys.argv", ["plan", LAUNCH, *words])
+    assert plan.main() == 0
+    assert "script: main.py --epochs=3" in capsys.readouterr().out
+    if action == "--check":
+        monkeypatch.setattr("sys.argv", ["plan", LAUNCH, words[0], "--json", *words[1:]])
+        assert plan.main() == 0 and json.loads(capsys.readouterr().out)["plan"]["launcher"] == "spawn"
