@@ -174,6 +174,11 @@ def announce(plan: Plan) -> None:
 def make(script: str, args: list[str], environ: Mapping[str, str]) -> tuple[Request, Plan, list[preflight.Check]]:
     count = len(gpus.look(environ).gpus) if script == ENTRYPOINT else 0
     request = read(script, args, environ, gpus=count)
+    if request.save_config:
+        if request.place.kind != RANK or request.place.rank == 0:
+            request.save()
+        if not (request.dry_run or request.check):
+            raise NothingToDo
     plan, checks = build(request, environ)
     return request, plan, checks
 
@@ -198,6 +203,10 @@ def main() -> int:
             if installed:
                 print(RANK)
             return 0
+        if request.save_config:
+            request.save()
+            if not (request.dry_run or request.check):
+                return int(Exit.DONE)
         return _hand_out(request, *build(request, os.environ))
     except NothingToDo as done:
         console.success(str(done))

@@ -18,7 +18,7 @@ from training import asked as reading
 from training import command as program
 from training import console, finished, rundir, standing, tasks
 from training.asked import ENTRYPOINT, command, folder
-from training.config import batch, files, flags, option_file, resolve
+from training.config import batch, files, flags, option_file, resolve, saved
 from training.config.schema import Config
 from training.data import corpus
 from training.errors import NothingToDo, Problem, UserError
@@ -45,6 +45,7 @@ class Launch(ABC):
     dry_run: bool
     check: bool  # dry run with every check and measurement
     json: bool = False  # the check as one JSON object
+    save_config: Path | None = None
     experiments: Path
     logs: Path
     notes: list[str] = field(default_factory=list)
@@ -111,6 +112,14 @@ class Request(Launch):
         before = finished.config_of(standing.read_plan(self.resume_from) or {})
         return str(before) if before else None
 
+    def save(self) -> None:
+        """`--save_config`. Raises UserError."""
+        assert self.save_config
+        values = saved.chosen(self.values() | self.options, self.origins)
+        if problems := saved.write(self.save_config, values, self.origins):
+            raise UserError(problems)
+        console.success(f"configuration saved in {self.save_config}; nothing is launched")
+
     def login_file(self) -> str | None:
         """An option file that holds a key for W&B: it is read again where W&B starts, and the key written nowhere."""
         if self.config_file and option_file.api_key(self.config_file):
@@ -171,6 +180,8 @@ def read(
         problems += [] if resolved.problems or asked.file.problems else tasks.check(kind, resolved.options, origins, installed)
     problems += not_trackable(config, origins) if installed else []
     problems += run_name(config, origins, asked.experiments, resume_from, place, partial(command, script, args))
+    if "save_config" in asked.line.flags:
+        problems += saved.problems(Path(asked.line.flags["save_config"][0]).expanduser())
     if config.inject:
         from training import inject
 
@@ -186,7 +197,7 @@ def read(
 
         problems = corrected.problems(asked, script, args, problems)
         raise UserError(problems, said_by_another=place is not None and place.kind == RANK and place.rank != 0)
-    if asked.answer and not asked.line.on("check"):
+    if asked.answer and not asked.line.on("check") and "save_config" not in asked.line.flags:
         raise NothingToDo(asked.answer if place.kind != RANK or place.rank == 0 else "")
     return Request(
         **common(script, args, asked.line, resolved, place),
@@ -235,6 +246,7 @@ def common(script: str, args: list[str], line: flags.CommandLine, resolved: reso
         "dry_run": line.on("dry_run") or line.on("explain"),
         "check": line.on("check"),
         "json": line.on("json"),
+        "save_config": Path(line.flags["save_config"][0]).expanduser() if "save_config" in line.flags else None,
         "experiments": folder("out_dir", resolved),
         "logs": folder("log_dir", resolved),
     }

@@ -100,6 +100,8 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     typed = SCRIPTS[program] or number_of_ranks(line, positional, problems)
     if program != SCRIPT:
         problems.append(Problem(f"--script is for {SCRIPT}", "", [f"N={typed}"]))
+    if "save_config" in line.flags:
+        problems.append(Problem("--save_config means nothing with --script: the script's configuration is its own", ""))
     resolved = resolve.resolve(line, {}, {k: v for k, v in environ.items() if not _other_field(k)})
     problems += resolved.problems
     config, origins = resolved.config, resolved.origins

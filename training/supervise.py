@@ -140,11 +140,12 @@ def _attempts(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, stages: 
                 return _regular_end(run, plan, ending, outcome, recovery.finish())
             if not outcome.blocked and _lacks_libuv(run, plan, outcome):
                 continue
-            record = verdict.failure(outcome, run, plan)
-            if record["kind"] == rundir.ASKED and _unbegun(run, plan):
+            # However its ranks have ended: one that has hardly started can leave with any status when it is asked to stop.
+            if outcome.asked != Exit.DONE and _unbegun(run, plan):
                 ending.begun = False
-                console.warning(f"{record['summary']}; {run.name} is what it was (exit {int(code)})")
-                return int(code)
+                console.warning(f"stopped before the first step; {run.name} is what it was (exit {int(outcome.asked)})")
+                return int(outcome.asked)
+            record = verdict.failure(outcome, run, plan)
             _keep_failure(run, record, plan["created"])
             if not _may_help(run, outcome, record) or not recovery.again(record, outcome):
                 if recovery.stopped:

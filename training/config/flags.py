@@ -17,6 +17,7 @@ ACTIONS = {
     "explain": "the same; every environment variable that matters, where its value is from and what it does",
     "check": "the same, with every check of the machine, and measure the memory of a step by fake tensors (some seconds)",
     "json": "with --check: one JSON object on standard output",
+    "save_config": "write the resolved configuration to this .py or .json file, launch nothing (with --dry_run: show the plan too)",
     "script": "launch_train.sh N --script main.py -- ARGS: a script of your own instead of our training",
     "help": "this text",
 }

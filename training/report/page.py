@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -72,11 +73,8 @@ class Page:
         return tag("figure", caption, inside, id=f"chart-{chart.id}", class_="wide-chart" if chart.wide else None)
 
     def html(self) -> str:
-        program = _file("page.js")
-        scripts = [Html(program)]
-        if self.charts:
-            scripts.insert(0, Html(draw.program()))
-        curves = any(chart.hover for chart in self.charts)
+        own, curves = Html(_file("page.js")), any(chart.hover for chart in self.charts)
+        drawing = draw.program() if curves else ""  # without a curve the pictures are all that there is to see
         facts = {"pauses": self.pauses, "counted": self.counted}
         axes = {"step": "steps"} | ({"time": "time"} if self.timed else {}) | ({"tokens": self.counted} if self.counted else {})
         nav = join(tag("a", s.short or s.title, href=f"#{s.id}") for s in self.sections)
@@ -90,18 +88,24 @@ class Page:
                 *(tag("section", tag("h2", s.title), s.content, id=s.id) for s in self.sections),
                 tag("footer", "Made by Duet. This file needs nothing else: it can be sent, kept and printed."),
             ),
-            tag("script", data([_record(c) | facts for c in self.charts]), type="application/json", id="charts") if self.charts else None,
-            *(tag("script", script, type="module") for script in scripts),
+            tag("script", data([_record(c) | facts for c in self.charts]), type="application/json", id="charts") if curves else None,
+            tag("script", _packed(drawing), type="application/gzip", id="program") if curves else None,
+            tag("script", own, type="module"),
         ]
         head = [
             tag("meta", charset="utf-8"),
-            tag("meta", http_equiv="Content-Security-Policy", content=_policy(scripts)),
+            tag("meta", http_equiv="Content-Security-Policy", content=_policy([own, *([drawing] if drawing else [])])),
             tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
             tag("meta", name="color-scheme", content="light dark"),
             tag("title", self.title),
             tag("style", Html(_file("page.css"))),
         ]
         return f'<!doctype html>\n<html lang="en">{tag("head", *head)}{tag("body", *body)}</html>\n'
+
+
+def _packed(source: str) -> Html:
+    """A third of its size, in characters of base64: less than half."""
+    return Html(base64.b64encode(gzip.compress(source.encode(), mtime=0)).decode())
 
 
 def _policy(scripts: Sequence[str]) -> str:

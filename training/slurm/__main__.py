@@ -64,6 +64,10 @@ def _code(request: Request) -> Path:
 
 def _freeze(args: list[str], job_id: str | None) -> int:
     request, line, nodes, ranks = (freeze.submission if job_id is None else freeze.inside)(args, os.environ)
+    if request.save_config:
+        request.save()
+        if not request.dry_run:
+            return Exit.DONE
     if request.dry_run:
         print(_dry_run(request, line, nodes, ranks, _code(request)))
         return Exit.DONE

@@ -1,0 +1,61 @@
+"""`--save_config=FILE`: a config that gives the same request again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.conftest import ENHANCED, LAUNCH, ROOT, TRAIN, ask, only, python, wrong
+from training.errors import UserError
+from training.request import Request
+
+QUICKSTART = str(ROOT / "configs/dual_gpu/quickstart.py")
+
+
+def settings(found: Request) -> dict[str, object]:
+    return found.values() | found.options
+
+
+@pytest.mark.parametrize("suffix", ["py", "json"])
+def test_a_saved_configuration_is_the_same_again(suffix: str, home: Path) -> None:
+    wanted = ask(QUICKSTART, "--seed=5", "--matrix_lr=-0.0", '--notify=echo "it\'s" done', "--debug", f"--save_config=my plan.{suffix}")
+    wanted.save()
+    wanted.save()  # the same content is no problem
+    again = ask(f"my plan.{suffix}")
+    assert settings(again) == settings(wanted) and again.config.seed == 5 and again.config.debug
+    text = (home / f"my plan.{suffix}").read_text()
+    assert "from" not in text and "--seed on the command line" in text and f"{QUICKSTART}:4" in text
+    assert not {"run_name", "resume", "launcher"} & {line.strip(' "').partition(" ")[0].rstrip('":') for line in text.splitlines()}
+
+
+@pytest.mark.parametrize("suffix", ["py", "json"])
+def test_that_of_a_users_own_task_too(suffix: str, home: Path, line: str) -> None:
+    wanted = ask("2", f"--task={line}", "--width=4", "--title=a b", f"--save_config=own.{suffix}", script=LAUNCH)
+    wanted.save()
+    assert settings(ask("2", f"own.{suffix}", script=LAUNCH)) == settings(wanted)
+
+
+def test_nothing_is_overwritten(home: Path) -> None:
+    (home / "mine.py").write_text("depth = 3\n")
+    with pytest.raises(UserError) as caught:
+        ask(QUICKSTART, "--save_config=mine.py").save()
+    assert only(caught.value.problems).fixes == ["--save_config=mine_2.py"]
+    assert (home / "mine.py").read_text() == "depth = 3\n"
+    assert "neither .py nor .json" in only(wrong("--save_config=mine.txt")).what
+    assert only(wrong("--save_config=no folder/mine.py")).fixes == ["mkdir -p 'no folder'"]
+
+
+@pytest.mark.parametrize("script", [ENHANCED, TRAIN])
+def test_nothing_is_started(script: str, home: Path) -> None:
+    module = "training.plan" if script == ENHANCED else None
+    program = [str(ROOT / "lib/run_module.py"), module, script] if module else [str(ROOT / "train.py")]
+    done = python(*program, QUICKSTART, "--out_dir=runs", "--log_dir=logs", "--save_config=saved.json", cwd=home)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "configuration saved in saved.json" in done.stderr and sorted(p.name for p in home.iterdir()) == ["saved.json"]
+
+
+def test_a_script_has_none(write: Callable[..., str]) -> None:
+    done = python(str(ROOT / "lib/run_module.py"), "training.plan", LAUNCH, "2", "--save_config=x.py", "--script", write("main.py", ""))
+    assert done.returncode == 2 and "--save_config means nothing with --script" in done.stderr

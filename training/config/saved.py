@@ -1,0 +1,67 @@
+"""`--save_config=FILE`: the resolved configuration as a config file, with the origin of each value."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from training.config.schema import FIELDS, of_the_run
+from training.errors import Problem
+
+SUFFIXES = (".py", ".json")
+EACH_START = ("resume", "run_name", "node_rank")  # belong to one start, or to one machine
+
+
+def problems(path: Path) -> list[Problem]:
+    what = f"--save_config is {str(path)!r}"
+    if path.suffix not in SUFFIXES:
+        return [Problem(f"{what}: neither .py nor .json", "a .py or .json file", [f"--save_config={shlex.quote(f'{path}.py')}"])]
+    if not path.parent.is_dir():
+        return [
+            Problem(f"{what}: the folder does not exist", "a file in an existing folder", [f"mkdir -p {shlex.quote(str(path.parent))}"])
+        ]
+    return []
+
+
+def chosen(values: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str, Any]:
+    """What is written: everything that a resumed run would keep, and of what belongs to each start only what is not the default."""
+
+    def kept(name: str) -> bool:
+        return name not in EACH_START and (name not in FIELDS or of_the_run(name) or origins[name] != "default")
+
+    return {name: value for name, value in values.items() if kept(name)}
+
+
+def write(path: Path, values: Mapping[str, Any], origins: Mapping[str, str]) -> list[Problem]:
+    """Returns what hinders it. A file of the same content stays."""
+    text = _json(values, origins) if path.suffix == ".json" else _python(values, origins)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        if not path.is_file() or path.read_text(encoding="utf-8", errors="replace") != text:
+            free = next(p for n in range(2, 1000) if not (p := path.with_stem(f"{path.stem}_{n}")).exists())
+            what = f"--save_config is {str(path)!r}: it exists, with other content"
+            return [Problem(what, "a new file", [f"--save_config={shlex.quote(str(free))}"])]
+    except OSError as error:
+        return [Problem(f"--save_config is {str(path)!r}: it cannot be written: {error.strerror}", "a file that can be written")]
+    return []
+
+
+def _origin(name: str, origins: Mapping[str, str]) -> str:
+    return " ".join(origins[name].removeprefix("from ").split())
+
+
+def _python(values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+    head = '"""Saved configuration: the origin of each value is behind it."""\n\n'
+    return head + "".join(f"{name} = {value!r}  # {_origin(name, origins)}\n" for name, value in values.items())
+
+
+def _json(values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+    lines = (
+        f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}, // {_origin(name, origins)}" for name, value in values.items()
+    )
+    return "{\n" + "\n".join(lines) + "\n}\n"
