@@ -206,7 +206,7 @@ def test_two_at_once_make_one(write: Write, cache: Path) -> None:
     assert lines[0][:-1] == ["200", "300"]
     assert lines[1] == [lines[0][-1]], "the second makes nothing"
     assert lines[1][0].startswith("made ")
-    assert [p.name for p in cache.iterdir() if p.is_dir()] == [Path(lines[1][0].removeprefix("made ")).name]
+    assert [p.name for p in cache.iterdir()] == [Path(lines[1][0].removeprefix("made ")).name], "and no lock file stays"
 
 
 def test_a_full_disk_leaves_nothing(on_small_disk: Callable[..., subprocess.CompletedProcess[str]], write: Write, home: Path) -> None:

@@ -145,6 +145,33 @@ def test_refused_data_of_a_resumed_run_says_nothing_of_what_was_before(run: RunD
     assert (facts["cause"], facts["steps"], facts["loss"], facts["eval"], facts["report"]) == (None,) * 5
 
 
+def test_a_run_that_was_stopped_before_its_first_step_gets_no_report(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed(run, kind="asked", cause="interrupted")
+    monkeypatch.setattr(ending.errand, "run", lambda *_, **__: pytest.fail("a report is made"))
+    assert Ending(run, plan(report=True)).report(Exit.INTERRUPTED) is False
+
+
+@pytest.mark.parametrize("report", [True, False])
+def test_the_report_of_an_earlier_start_goes_when_this_one_has_none(run: RunDir, monkeypatch: pytest.MonkeyPatch, report: bool) -> None:
+    finished(run)
+    run.report.write_text("old")
+    os.utime(run.report, (1, 1))
+    monkeypatch.setattr(ending.errand, "run", lambda *_, **__: ("killed", ""))
+    end = Ending(run, plan(report=report))
+    assert run.report.exists() and not end.report(Exit.DONE) and not run.report.exists()
+    assert news.of(run, plan(), 0, begun=True)["report"] is None
+
+
+def test_a_resumed_run_tells_nothing_of_the_end_before(run: RunDir) -> None:
+    finished(run)
+    for file in (run.summary, run.metrics):
+        os.utime(file, (1, 1))
+    failed(run)
+    assert "CUDA" not in news.of(run, plan(), 4, begun=True)["text"] and news.of(run, plan(), 4, begun=True)["status"] == "failed"
+    run.failure.unlink()
+    assert news.of(run, plan(), 75, begun=True)["text"] == "no checkpoint yet (exit 75)"
+
+
 def test_a_run_that_is_gone_is_told_too(tmp_path: Path) -> None:
     tell(RunDir(tmp_path / "withdrawn"), f"cat > {tmp_path}/facts", Exit.CONFIG, "no text")
     assert json.loads((tmp_path / "facts").read_text())["run_dir"] is None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import hashlib
 import json
 import os
 import re
@@ -65,6 +68,19 @@ def test_it_needs_nothing_from_outside(whole: Made) -> None:
     assert policy and policy.startswith("default-src 'none'; script-src 'sha256-") and "unsafe-inline'; img-src data:" in policy
     assert "unsafe" not in policy.split(";")[1]
     assert not re.search(r"@import|url\((?!#)", page[page.index("<style>") : page.index("</style>")])
+
+
+def test_the_program_is_compressed_and_the_policy_knows_it(whole: Made) -> None:
+    page = page_of(whole)
+    packed = re.search(r'<script type="application/gzip" id="program">([A-Za-z0-9+/=]+)</script>', page)
+    assert packed and gzip.decompress(base64.b64decode(packed[1])).decode() == draw.program()
+    assert base64.b64encode(hashlib.sha256(draw.program().encode()).digest()).decode() in page
+    assert len(packed[1]) < len(draw.program()) / 2
+
+
+def test_a_page_without_a_curve_has_pictures_only(tmp_path: Path) -> None:
+    page = page_of(planned(tmp_path / "experiments" / "early").failure())
+    assert 'id="program"' not in page and 'id="charts"' not in page and len(page) < 200_000
 
 
 def test_foreign_text_stays_text(tmp_path: Path) -> None:
