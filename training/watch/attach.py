@@ -10,6 +10,7 @@ The training needs nothing for it and is not stopped. Exit status: 0 nothing is 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import time
@@ -96,8 +97,17 @@ def _parse(argv: list[str]) -> tuple[int | None, Path | None, bool]:
         problems.append(Problem(text, "one of them", [example, f"{ranks.COMMAND} --pid=PID   # any process of it: pgrep -af python"]))
     if problems:
         raise UserError(problems)
-    run = runs.find(None if given["run"] == LATEST else given["run"], ROOT / EXPERIMENTS, ASKER).path if "run" in given else None
+    run = _run(given["run"]) if "run" in given else None
     return int(given["pid"]) if "pid" in given else None, run, "json" in given
+
+
+def _run(wanted: str) -> Path:
+    try:
+        return runs.find(None if wanted == LATEST else wanted, ROOT / EXPERIMENTS, ASKER).path
+    except UserError:
+        if os.path.exists(wanted):  # a folder of runs: ranks.of_run() names the newest one in it
+            return Path(wanted)
+        raise
 
 
 def _looks(pids: dict[int, int], seconds: float) -> list[Sample]:
