@@ -263,9 +263,10 @@ class Watch:
 
     def _progress(self, plan: State | None, state: str, since: float, elapsed: float | None, summary: State | None) -> State:
         data = read_object(standing.data_file(self.run))
-        reached = whole(dig(summary, "steps")) if state == FINISHED else None  # a resume that came to nothing had planned more
-        total = reached or whole(dig(data, "total_steps")) or self._total or whole(dig(plan, "config", "num_iterations")) or None
+        total = whole(dig(data, "total_steps")) or self._total or whole(dig(plan, "config", "num_iterations")) or None
         step = whole(self._history.last.get("step")) or 0
+        if state == FINISHED and whole(dig(summary, "steps")) == step:
+            total = step  # a resume that came to nothing had planned more
         pace = self._history.seconds_per_step(since)
         return {
             "step": None if script_of(plan) else step,
