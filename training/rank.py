@@ -83,6 +83,9 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
     except Exception as error:
         if run is None:
             raise
+        if run.is_gone():
+            console.error(f"the run directory {run.path} has disappeared: nothing can be saved (exit {int(Exit.TRAINING)})")
+            os._exit(Exit.TRAINING)
         from training.engine import failure, record
 
         status = failure.record(run, int(environ.get("RANK", 0)), error)

@@ -59,6 +59,14 @@ class RunDir:
         for folder in (self.own, self.heartbeats, self.ranks, self.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
 
+    def is_gone(self) -> bool:
+        """Has the directory been removed? A disk that does not answer is no proof of it."""
+        try:
+            self.own.stat()
+        except OSError as error:
+            return isinstance(error, FileNotFoundError)
+        return False
+
     def forget_before(self, created: float) -> None:
         """The start that was planned then has an end of its own: what is left of the end before it goes."""
         for old in (self.summary, self.failure):

@@ -17,11 +17,11 @@ import time
 from contextlib import nullcontext
 from typing import Any
 
-from training import command, console, heartbeat, plan_files, rundir, standing, summary, tasks
+from training import asked, command, console, heartbeat, plan_files, rundir, standing, summary, tasks
 from training import plan as planner
 from training.data import store
 from training.diagnose import card
-from training.errors import Exit, UserError
+from training.errors import Exit, Problem, UserError
 from training.host.torch_build import NO_LIBUV
 from training.launch import meeting, team, verdict
 from training.launch.attempt import Attempt
@@ -107,6 +107,8 @@ def _together(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, line: Li
         if first:
             attempt.each_pass = recovery.look
         outcome = attempt.go()
+        if _folder_lost(run, plan, outcome):
+            return Exit.TRAINING
         code = verdict.exit_code(outcome)
         if not outcome.guilty and not outcome.killed:
             return _regular_end(run, plan, ending, outcome, recovery.finish()) if first else _node_end(run, code, outcome)
@@ -135,6 +137,8 @@ def _attempts(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, stages: 
             attempt = Attempt(run, plan, team.alone(plan), token, wanted=wishes)
             attempt.each_pass = recovery.look
             outcome = attempt.go()
+            if _folder_lost(run, plan, outcome):
+                return Exit.TRAINING
             code = verdict.exit_code(outcome)
             if not outcome.guilty and not outcome.killed:
                 return _regular_end(run, plan, ending, outcome, recovery.finish())
@@ -156,6 +160,16 @@ def _attempts(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, stages: 
                 wishes.unless_asked(lambda: store.prepare(run, plan))
             if recovery.asked_to_stop():
                 return int(recovery.stopped or code)
+
+
+def _folder_lost(run: rundir.RunDir, plan: dict[str, Any], outcome: Outcome) -> bool:
+    """Was the run directory removed while our ranks ran? Told without a file of the run, since none can be written or read."""
+    if not outcome.ours or not (outcome.gone or run.is_gone()):
+        return False
+    what = f"the run directory {run.own} has disappeared: it was removed, or its disk was unmounted, while the run trained"
+    fixes = [asked.command(plan["command"]["script"], plan["command"]["args"]) + "   # from the beginning: its checkpoints are gone"]
+    console.report(UserError(Problem(what, "", fixes), Exit.TRAINING), closing="training failed, nothing was saved")
+    return True
 
 
 def _unbegun(run: rundir.RunDir, plan: dict[str, Any]) -> bool:
@@ -235,7 +249,8 @@ def _script_end(run: rundir.RunDir, plan: dict[str, Any], code: int, outcome: Ou
     seconds = time.time() - plan["created"]
     ranks = f"{plan['ranks']} rank{'s' if plan['ranks'] > 1 else ''}"
     status = "finished" if code == Exit.DONE else "stopped"
-    rundir.write_json(run.summary, {"status": status, "ranks": plan["ranks"], "seconds": seconds, "exit_code": int(code)})
+    if not run.is_gone():
+        rundir.write_json(run.summary, {"status": status, "ranks": plan["ranks"], "seconds": seconds, "exit_code": int(code)})
     if code == Exit.DONE:
         console.success(f"script finished: {ranks} ended with status 0 after {seconds:.1f} s; what each said: {run.ranks}/")
     else:

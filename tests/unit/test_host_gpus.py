@@ -244,3 +244,19 @@ def test_a_tight_fit_is_a_warning(nvidia: Nvidia) -> None:
 
 def test_the_cpu_does_not_ask_the_driver(nvidia: Nvidia) -> None:
     assert dry_run(nvidia(INIT=9), QUICKSTART, "--device=cpu").returncode == 0
+
+
+def test_before_the_installation_gpus_are_counted_without_pynvml(nvidia: Nvidia) -> None:
+    code = "from training.host import gpus; m = gpus.look(); print(len(m.gpus), m.gpus[0].uuid if m.gpus else m.reason)"
+    for variables, answer in (
+        ({"COUNT": 2}, f"2 {UUID.format(0)}"),
+        ({"COUNT": 2, "CUDA_VISIBLE_DEVICES": "1"}, f"1 {UUID.format(1)}"),
+        ({"INIT": 9}, "0 the NVIDIA driver does not answer"),
+    ):
+        done = python("-S", "-c", code, **nvidia(**variables))
+        assert (done.stdout, done.stderr) == (answer + "\n", "")
+    plan = ("lib/run_module.py", "training.plan", "--before-install", "train_dual_gpu.sh", BALANCED)
+    done = python("-S", *plan, cwd=ROOT, **nvidia(COUNT=1))
+    assert done.returncode == 3 and "2 GPUs are needed, 1 visible" in done.stderr
+    done = python("-S", *plan, cwd=ROOT, **nvidia(COUNT=2))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -80,7 +80,8 @@ class Attempt:
                     if time.monotonic() - judged > POLL_S:  # not at each line of output: the ranks need the CPU
                         self._judge()
                         self._safely("showing exceptions in threads", self._show_threads)
-                        self._safely("noting how far the run is", self.each_pass)
+                        if not self.outcome.gone:
+                            self._safely("noting how far the run is", self.each_pass)
                         judged = time.monotonic()
             finally:
                 self._safely("ending the ranks", self._reap)
@@ -335,6 +336,10 @@ class Attempt:
     def _judge(self) -> None:
         """Limits: peers of a failed rank, ranks that do not stop when asked, or do not leave, no progress at all."""
         now = time.monotonic()
+        if not self.outcome.gone and self.run.is_gone():
+            self._lose_folder()
+        if self.outcome.gone and self._ours:
+            return
         if self._left and now - self._left[0] > limits.PEER_GRACE_S and (self._alive or self._others.running()) and not self._asked_times:
             self._rank_failed(*self._left[1:])
         if self._failed_at is not None and now - self._failed_at > limits.grace_s(self.outcome.guilty):
@@ -357,6 +362,15 @@ class Attempt:
         if self._ours and all(beat.phase == heartbeat.FINISHED for beat in beats):
             return self._others.still_s()
         return limits.still_s(beats, self._watch)
+
+    def _lose_folder(self) -> None:
+        """Our ranks could save nothing more. A script keeps its own files elsewhere and goes on."""
+        self.outcome.gone = True
+        if self._ours:
+            console.error(f"the run directory {self.run.own} has disappeared; ending the ranks")
+            self._kill()
+        else:
+            console.warning(f"the run directory {self.run.own} has disappeared: what the ranks print is not kept any more")
 
     def _look(self) -> Finding | None:
         if not self._alive:

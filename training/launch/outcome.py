@@ -30,5 +30,6 @@ class Outcome:
     lost: Lost | None = None  # a machine that is gone or silent, when that ended it
     ours: bool = True  # our own training; False: somebody's script
     torn_down: bool = False  # a script had come to its end, and was aborted after it
+    gone: bool = False  # the run directory was removed while ranks ran: nothing can be written any more
     log_from: dict[Path, int] = field(default_factory=dict)  # log → where this start's words begin: logs go over several starts
     oom_kills: int | None = None  # what the kernel had ended for memory before this start

@@ -1,0 +1,23 @@
+"""A run directory that is removed while its run trains."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests.conftest import wait_until
+from tests.e2e.conftest import Launcher
+from tests.e2e.test_failures import RUN
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_run_directory_that_is_removed(launch: Launcher, retries: int) -> None:
+    run = launch(*RUN, num_iterations=4000, save_every=5, retries=retries)
+    wait_until(lambda: len(run.steps) > 5, 60, "steps")
+    shutil.rmtree(run.run.path)
+    assert run.wait(30) == 4, run.output
+    assert f"the run directory {run.run.path} has disappeared" in run.output
+    assert "Cause" not in run.output and "Traceback" not in run.output, "no card that names a folder which is gone"
+    assert run.output.count("try:") == 1
+    assert not run.run.path.exists(), "nothing is made again"
