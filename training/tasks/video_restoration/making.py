@@ -144,7 +144,7 @@ def need_packages(argv: list[str]) -> None:
     if own.is_file() and not own.parent.parent.samefile(sys.prefix):
         os.execv(own, [str(own), str(ROOT / "lib/run_module.py"), "training.tasks.make_blur_video", *argv])
     what = f"{sys.executable} has no {' and no '.join(lacks)}"
-    raise UserError(Problem(what, "an environment that has them", [packages.install(lacks)]))
+    raise UserError(Problem(what, "an environment that has them", [packages.install(lacks), "make extras   # makes .venv, which has them"]))
 
 
 def make(chosen: Chosen) -> str:
