@@ -41,12 +41,12 @@ python::base() {
 
 # Sets PYTHON; ends the script where its command can be answered without the packages. Usage: python::ensure ARGS… of the script
 python::ensure() {
-  python::find || python::_install_after training.plan --before-install "$DUET_SCRIPT" "$@"
+  python::find || python::install_after training.plan --before-install "$DUET_SCRIPT" "$@"
 }
 
 # Ask a module of the project what it can answer with any Python (mistakes, GPUs that are missing, a dry run); install only when it
-# has nothing to say. Usage: python::_install_after MODULE ARGS…
-python::_install_after() {
+# has nothing to say. Usage: python::install_after MODULE ARGS…
+python::install_after() {
   local any answer status=0
   any=$(python::any) || exit
   answer=$("$any" "$DUET_ROOT/lib/run_module.py" "$@") || status=$?

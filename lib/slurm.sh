@@ -81,7 +81,7 @@ slurm::train() {
 
 # Sets PYTHON; what can be answered without the packages is answered before they are installed.
 slurm::_environment() {
-  python::find || python::_install_after training.slurm check "$@"
+  python::find || python::install_after training.slurm check "$@"
 }
 
 slurm::_ask() {

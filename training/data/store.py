@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from dataclasses import asdict
@@ -41,7 +42,9 @@ def prepare(run: rundir.RunDir, plan: dict[str, Any], cache: Path = CACHE) -> Pr
     except OSError as error:
         rundir.write_json(run.data, {"failed": int(Exit.RESOURCES)})
         what = f"the prepared data can not be written to {cache}: {error.strerror}"
-        raise UserError(Problem(what, "a folder with room that may be written"), Exit.RESOURCES) from None
+        own = f"git clone {shlex.quote(str(ROOT))} ~/{shlex.quote(ROOT.name)}   # a project folder of your own"
+        fixes = [own] if isinstance(error, PermissionError) else []
+        raise UserError(Problem(what, "a folder with room that may be written", fixes), Exit.RESOURCES) from None
     except UserError as error:
         rundir.write_json(run.data, {"failed": int(error.code)})
         raise
