@@ -30,7 +30,7 @@ _EPOCH_AT = re.compile(r"\bEpoch:? *\[ *(\d+)(?:/(\d+))? *\]|\bTrain(?: Epoch)?:
 _MEGATRON_EVAL = re.compile(r"validation loss at (?:the end of training|iteration (\d+))[^|]*\| .*?loss value: (\S+)")
 _MEGATRON_MEMORY = re.compile(r"^\(after \d+ iterations\) memory \(MB\) .*max reserved: ([\d.]+)")
 _OWN_EVAL = re.compile(rf"Validation: ({_NUMBER}) (bits/byte|bits per byte|dB)")
-_OWN_BITS = re.compile(rf"Loss: {_NUMBER} bits/byte")
+_OWN_BITS = re.compile(rf"Loss: (?:{_NUMBER}) bits/byte")
 _LAST_WORDS = re.compile(r"Loss  \S+ → ")  # `Loss       0.0523 → 0.0041; validation psnr 27.1 → 29.8 dB`, see training.summary
 # `Validation: acc 0.9123, wer 0.2`, `Validation: PSNR 29.81 dB (+1.20 over the input), SSIM 0.9123`
 _OWN_SCORES = re.compile(rf"(?:Validation:|,) (\w+) ({_NUMBER})(?: dB)?(?: \([^()]*\))?(?=,|$)")
