@@ -74,7 +74,8 @@ def kind(phase: str) -> str:
 class Heartbeat:
     """The writer of one rank. `epoch` and `step` are set by the trainer, `beat(phase)` publishes all."""
 
-    def __init__(self, path: Path, rank: int) -> None:
+    def __init__(self, path: Path, rank: int, pid: int = 0) -> None:
+        """`pid`: of the rank, where another process writes for it."""
         self.rank, self.epoch, self.step, self._beats = rank, 0, 0, 0
         self._begun = self._place = self._first_step = 0
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -85,7 +86,7 @@ class Heartbeat:
         finally:
             os.close(handle)
         self._map[:] = bytes(SIZE)
-        identity = _IDENTITY.pack(_MAGIC, _VERSION, rank, os.getpid())
+        identity = _IDENTITY.pack(_MAGIC, _VERSION, rank, pid or os.getpid())
         self._map[: len(identity)] = identity
         self._checksum = crc32(identity)
         self._counts = memoryview(self._map)[_COUNTS_AT:].cast("I")

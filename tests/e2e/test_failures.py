@@ -22,7 +22,7 @@ def test_exception_in_one_rank_is_named_with_file_and_line(launch: Launch) -> No
     run = launch(*RUN, hook=in_forward(1, 5, "raise ValueError('planted')"))
     assert run.wait() == 4
     failure = run.failure
-    assert (failure["rank"], failure["cause"], failure["exit_code"]) == (1, "unknown", 4)
+    assert (failure["rank"], failure["cause"], failure["exit_code"]) == (1, "exception", 4)
     assert failure["summary"] == "ValueError: planted"
     assert "sitecustomize.py:" in failure["where"]
     assert failure["phase"] == "step 5: forward"

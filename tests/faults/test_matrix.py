@@ -44,7 +44,7 @@ def died(spec: str, says: str, **more: object) -> Row:
     return Row(spec, 2, "died", says, **{"code": 4, "cause": "killed", "where": None, **more})  # type: ignore[arg-type]
 
 
-def error(spec: str, says: str, cause: str = "unknown", limit_s: float = 2, **more: object) -> Row:
+def error(spec: str, says: str, cause: str = "exception", limit_s: float = 2, **more: object) -> Row:
     return Row(spec, limit_s, "error", says, **{"code": 4, "cause": cause, **more})  # type: ignore[arg-type]
 
 
@@ -185,7 +185,7 @@ SLOW = {
     "exception of a worker": error(
         "worker_raise@epoch=2",
         "ValueError: Caught ValueError in DataLoader worker process 0",
-        "unknown",
+        "exception",
         6,
         where=r"loader\.py:\d+$",
         phase=r"step \d+: fetch",

@@ -19,7 +19,7 @@ SURFACE = """
     run_name out_dir log_dir save_every keep_checkpoints resume hang_timeout retries use_dummy_wandb wandb_mode
     wandb_project wandb_run tensorboard report notify launcher nnodes node_rank master_addr master_port meeting_timeout libuv debug inject
 """
-ACTIONS = ["config", "dry_run", "explain", "check", "json", "script", "help"]
+ACTIONS = ["config", "dry_run", "explain", "check", "json", "script", "save_config", "help"]
 
 # Promised from the start; unlike the rest of SURFACE they may never change.
 FIXED = """

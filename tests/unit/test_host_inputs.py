@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from training.config.schema import Config
+from training.host import packages
 from training.host.preflight import inputs
 from training.host.preflight.inputs import data, wandb
 from training.host.preflight.report import ERROR, OK, WARNING
@@ -108,5 +109,5 @@ def test_wandb_that_is_not_installed(no_login: Path, monkeypatch: pytest.MonkeyP
     assert state(wandb_mode="offline") == (
         WARNING,
         "offline (as asked), but wandb is not installed: it stays off",
-        ["--wandb_mode=disabled"],
+        [packages.install(["wandb"]), "--wandb_mode=disabled"],
     )

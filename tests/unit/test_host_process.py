@@ -71,7 +71,7 @@ LEAVES = """
 import subprocess, sys
 from multiprocessing import shared_memory
 kept = shared_memory.SharedMemory(create=True, size=1000, name=sys.argv[1])
-subprocess.Popen(["setsid", "sleep", "3600"])
+subprocess.Popen(["sleep", "3600"], start_new_session=True)
 print("ready", flush=True)
 sys.stdin.read()
 """

@@ -52,8 +52,7 @@ class Trains:
         self._thread = threading.Thread(target=self._go, daemon=True)
 
     def _pulse(self, rank: int, pid: int) -> Heartbeat:
-        pulse = Heartbeat(self.made.run.heartbeat(rank), rank)
-        pulse._pid = pid
+        pulse = Heartbeat(self.made.run.heartbeat(rank), rank, pid)
         pulse.epoch, pulse.step = 1, 101
         pulse.beat("forward")
         return pulse

@@ -40,6 +40,8 @@ PLAN: dict[str, Any] = {
     "master_port": 0,
     "gpus": [],
     "retries": {"value": 0},
+    "resume": None,
+    "created": 0.0,
 }
 # What a rank does first: `beat(phase)` publishes.
 RANK = f"""

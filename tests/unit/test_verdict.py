@@ -65,7 +65,7 @@ def summary_of(record: dict[str, Any]) -> tuple[str, str, int | None, str]:
 @pytest.mark.parametrize(
     ("kind", "message", "expected"),
     [
-        ("ValueError", "planted", "unknown"),
+        ("ValueError", "planted", "exception"),
         ("NotFinite", "loss is nan on rank 1", "nan_loss"),
         ("ParametersDiffer", "weights", "ddp_params_mismatch"),
         ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.50 GiB.", "gpu_oom"),
@@ -82,7 +82,7 @@ def summary_of(record: dict[str, Any]) -> tuple[str, str, int | None, str]:
             "DataLoader worker (pid 9) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.",
             "shm_too_small",
         ),
-        ("ValueError", "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback …", "unknown"),
+        ("ValueError", "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback …", "exception"),
         ("RuntimeError", "[…/pair.cc:537] Read error [127.0.0.1]:46811: Connection reset by peer.", "peer_died"),
         ("RuntimeError", "[…/pair.cc:553] Connection closed by peer [127.0.0.1]:5006.", "peer_died"),
         ("DistNetworkError", "failed to recv, got 0 bytes", "peer_died"),
@@ -114,7 +114,7 @@ def test_who_lost_a_peer_is_not_the_one_where_it_began(run: RunDir) -> None:
     told(run, 0, "RuntimeError", "Connection closed by peer [127.0.0.1]:5006", time=2.0)
     told(run, 1, "ValueError", "planted", time=1.0)
     record = failed(run, rank=0)
-    assert summary_of(record) == ("unknown", "error", 1, "ValueError: planted") and not record["victim"]
+    assert summary_of(record) == ("exception", "error", 1, "ValueError: planted") and not record["victim"]
 
 
 def test_what_came_after_the_loss_of_a_peer_did_not_cause_it(run: RunDir) -> None:
@@ -160,7 +160,7 @@ def test_what_led_to_the_end_counts_where_it_is_known(run: RunDir) -> None:
     told(run, 1, "SystemExit", "1", before=[{"type": "OutOfMemoryError", "message": "CUDA out of memory. Tried to allocate 2.00 GiB"}])
     assert failed(run)["cause"] == "gpu_oom"
     told(run, 1, "RuntimeError", "no data", before=[{"type": "ConnectionResetError", "message": "Connection reset by peer"}])
-    assert failed(run)["cause"] == "unknown", "any connection may be meant"
+    assert failed(run)["cause"] == "exception", "any connection may be meant"
 
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/prog", line 3, in <module>\n    main()\nValueError: planted\n'
@@ -171,7 +171,7 @@ def test_the_traceback_at_the_end_of_a_log_names_the_exception(run: RunDir, afte
     """Of a program that is not run by us; one from long before has not ended it."""
     run.rank_log(1).write_text("ready\n" + TRACEBACK + after)
     record = failed(run)
-    expected = ("unknown", "error", 1, "ValueError: planted") if named else ("exit_status", "died", 1, "left with status 1")
+    expected = ("exception", "error", 1, "ValueError: planted") if named else ("exit_status", "died", 1, "left with status 1")
     assert summary_of(record) == expected and record["where"] == ("/prog:3" if named else None)
 
 

@@ -150,7 +150,7 @@ def test_a_run_by_its_name_and_by_a_path_with_a_space(
     for wanted in ("run", str(path), "latest"):
         code, _, err = shown(capsys, f"--run={wanted}")
         assert code == 2 and f"./monitor_training.sh --run={shlex.quote(str(path))} --once" in err
-    assert shlex.split(next(fix for fix in shown(capsys, "--run=rum")[2].splitlines() if "try:" in fix))[1:] == [
+    assert shlex.split(next(fix for fix in shown(capsys, "--run=runn")[2].splitlines() if "try:" in fix))[1:] == [
         *COMMAND.split(),
         "--run=run",
     ]

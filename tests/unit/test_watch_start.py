@@ -111,7 +111,7 @@ def test_who_waits_for_another_machine_is_excused_until_that_has_ended(run: RunD
     Heartbeat(run.heartbeat(0), 0).beat("barrier: end of training")
     seen = [SimpleNamespace(rank=0, beat=b, process=SimpleNamespace(gone=False)) for b in read_all(run.heartbeats)]
     found = Finding(HANG, None, None, "all ranks wait for each other", {}, {}, 70.0)
-    monkeypatch.setattr(native.Watch, "_overdue", lambda self, beats: beats)
+    monkeypatch.setattr(native.Watch, "_overdue", lambda self, beats, pids: beats)
     monkeypatch.setattr(native.evidence, "gather", lambda *_: seen)
     monkeypatch.setattr(native.evidence, "texts", lambda *_: {})
     monkeypatch.setattr(native.judge, "judge", lambda *_: found)

@@ -228,8 +228,8 @@ def _reported(lines: Sequence[Line]) -> list[Reported]:
 
 def _cards(story: Story) -> None:
     for index, line in enumerate(story.lines):
-        if card := CARD.search(line.raw):
-            who = next((int(m[1]) for after in story.lines[index : index + 3] if (m := CARD_WHO.search(after.raw))), None)
+        if card := CARD.search(line.text):
+            who = next((int(m[1]) for after in story.lines[index : index + 3] if (m := CARD_WHO.search(after.text))), None)
             story.cards.append((line, card[1], who, card[2]))
 
 

@@ -29,9 +29,10 @@ from training.host import gpus
 machine = gpus.look()
 print(json.dumps({"uuids": [gpu.uuid for gpu in machine.gpus], "reason": machine.reason}))
 """
-UNKNOWN, PEER_DIED = catalogue.UNKNOWN, "peer_died"
-EXIT_STATUS, SEGFAULT, KILLED = "exit_status", "segfault", "killed"  # how a process ended, where it does not report why
+UNKNOWN, RAISED, EXIT_STATUS, PEER_DIED = catalogue.UNKNOWN, catalogue.RAISED, catalogue.EXIT_STATUS, "peer_died"
+SEGFAULT, KILLED = "segfault", "killed"  # how a process ended, where it does not report why
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+VAGUE = {UNKNOWN, RAISED, EXIT_STATUS}  # the rank's log may tell more
 LEFT = "SystemExit"  # the type of an error file whose script left by sys.exit
 BUFFER = 16 << 10  # bytes that a process may still print after the traceback that ended it
 BY_TYPE = {
@@ -47,7 +48,7 @@ def of_error(error: dict[str, Any]) -> str:
     """Of what a rank reported (training.engine.failure)."""
     chain = [_known(one) for one in (error, *error.get("before", ()))]
     known = chain[0][0] if chain[0][0] != UNKNOWN else next((cause for cause, role in chain if role == catalogue.ROOT), UNKNOWN)
-    return BY_TYPE.get(error["type"]) or known
+    return BY_TYPE.get(error["type"]) or (RAISED if known == UNKNOWN and error["type"] != LEFT else known)
 
 
 def of_status(status: int) -> str:

@@ -13,10 +13,9 @@ from training import amounts, console, heartbeat, rundir
 from training.engine import manifest
 from training.errors import Exit
 from training.inject import ATTEMPT
-from training.launch import cause as causes
 from training.launch import wishes
 from training.launch.outcome import Outcome
-from training.launch.remedy import CURES, Failure, GiveUp, Restart, changed_plan, remedy
+from training.launch.remedy import BY_ITSELF, CURES, Failure, GiveUp, Restart, changed_plan, remedy
 from training.launch.wishes import Wishes
 
 SHOWN = 3  # failures in the last line
@@ -175,7 +174,7 @@ def _told(record: dict[str, Any]) -> str:
     """A failure in a line: who, what, in which phase, where."""
     node = f"node {record['node']}" if "node" in record else ""
     who = "" if record["rank"] is None else f"rank {record['rank']}{f' on {node}' if node else ''} failed"
-    cause = "" if record["cause"] == causes.UNKNOWN else f"{record['cause']}: "
+    cause = "" if record["cause"] in BY_ITSELF else f"{record['cause']}: "
     phase = f" in {record['phase']!r}" if record["phase"] else ""
     where = f"; at {record['where']}" if record["where"] else ""
     return f"{who}{phase}: {cause}{record['summary']}{where}" if who else f"{cause}{record['summary']}{where}"

@@ -17,7 +17,7 @@ from training import tasks
 from training.config import batch
 from training.config.schema import Config
 from training.host import decide, memory
-from training.launch.cause import EXIT_STATUS, KILLED, SEGFAULT, UNKNOWN
+from training.launch.cause import EXIT_STATUS, KILLED, RAISED, SEGFAULT, UNKNOWN
 from training.rundir import ASKED
 from training.watch import phases
 from training.watch.death import DIED
@@ -28,7 +28,7 @@ NETWORK = {"nccl_network", "peer_died", "port_in_use", "rendezvous_timeout", "co
 PAUSES_S = (1.0, 5.0, 15.0)  # before restarts in a row after failures of the network
 CURES = ("device_batch_size", "num_workers", "persistent_workers")  # fields that a remedy may change
 OOM = "gpu_oom"
-BY_ITSELF = {UNKNOWN, EXIT_STATUS, SEGFAULT, KILLED}  # the summary tells more than these
+BY_ITSELF = {UNKNOWN, RAISED, EXIT_STATUS, SEGFAULT, KILLED}  # the summary tells more than these
 WORKER = {"dataloader_worker_died", "shm_too_small"}
 # What never passes, and why.
 NEVER = {

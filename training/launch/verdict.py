@@ -81,15 +81,15 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
     since = outcome.log_from.get(log, 0)
     cause, kind, summary = _what(outcome, run, plan, rank, status, own)
     by_itself = kind in (DIED, ERROR) and not outcome.torn_down and -status not in (signal.SIGKILL, *STOP_SIGNALS)
-    told = causes.of_log(log, said_by, since) if cause in (causes.UNKNOWN, causes.EXIT_STATUS) and by_itself and status else None
+    told = causes.of_log(log, said_by, since) if cause in causes.VAGUE and by_itself and status else None
     thrown = told.event.thrown if told and told.event else None
     if told and told.event and (own is None or own["type"] == causes.LEFT):
         line = shown(told.event.line.text.strip())
-        if told.cause != causes.UNKNOWN:
+        if told.cause not in (causes.UNKNOWN, causes.RAISED):
             cause, summary = told.cause, f"{summary}; it had said: {line}"
         elif thrown:  # a program whose exceptions are not reported to us: a traceback at the end of its log
             cause, kind, summary = told.cause, ERROR, line
-    elif told and told.cause not in (causes.UNKNOWN, causes.PEER_DIED):
+    elif told and told.cause not in (causes.UNKNOWN, causes.RAISED, causes.PEER_DIED):
         cause = told.cause
     lost = outcome.lost if kind != rundir.ASKED and (outcome.here is None or (own and causes.is_victim(own))) else None
     if lost:  # what our ranks say of it is only that they have lost the others
