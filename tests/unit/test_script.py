@@ -36,6 +36,8 @@ def problem(*words: str) -> Problem:
         ("from training.tasks.base import Task\nclass Mine(Task):\n    pass\n", program.TASK),
         ("depth = 12\nmax_seq_len = 2 * 64\n", program.CONFIG),
         ("import os\ndepth = 'twelve'\nmatrix_lr = -1.0\n", program.CONFIG),
+        ("print('hello')\n", program.PROGRAM),
+        ("depth == 12\n", program.CONFIG),
         ("'''words'''\n", program.CONFIG),
         ("def (", program.CONFIG),
         ("", program.CONFIG),

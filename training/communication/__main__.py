@@ -17,8 +17,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
+from training import amounts, console
 from training import command as program
-from training import console
 from training.asked import MAX_RANKS
 from training.communication import stages, verdicts
 from training.communication.result import command
@@ -89,7 +89,7 @@ def plan(options: Options) -> dict[str, Any]:
     have = len(machine.gpus)
     problem = None
     if device.value == "cuda" and have < options.ranks:
-        problem = f"{options.ranks} GPUs are needed, {have} visible: {machine.reason}"
+        problem = f"{amounts.plural(options.ranks, 'GPU is', 'GPUs are')} needed, {have} visible: {machine.reason}"
     elif device.value == "cuda" and torch and torch.cuda is None:
         problem = f"torch {torch.version} is built for the CPU only: it can not use a GPU"
     if problem:

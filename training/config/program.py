@@ -8,7 +8,7 @@ from pathlib import Path
 
 CONFIG, PROGRAM, TASK = "config", "program", "task"
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-STEPS = (ast.For, ast.While, ast.With, ast.Try, ast.Expr)
+STEPS = (ast.For, ast.While, ast.With, ast.Try)
 
 
 def kind(path: Path, fields: Iterable[str]) -> str:
@@ -24,9 +24,9 @@ def kind(path: Path, fields: Iterable[str]) -> str:
     known = set(fields)
     settings = sum(isinstance(one, (ast.Assign, ast.AnnAssign)) and bool(_names(one) & known) for one in body)
     definitions = sum(isinstance(one, DEFINITIONS) for one in body)
-    steps = sum(isinstance(one, STEPS) and not _is_text(one) for one in body)
+    steps = sum(isinstance(one, STEPS) or _is_call(one) for one in body)
     imports = sum(isinstance(one, (ast.Import, ast.ImportFrom)) for one in body)
-    does = definitions + (steps if imports else 0)
+    does = definitions + (steps if imports or not settings else 0)
     return PROGRAM if does > settings or (does and imports > settings) else CONFIG
 
 
@@ -38,5 +38,5 @@ def _names(node: ast.AST) -> set[str]:
     return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
 
 
-def _is_text(one: ast.stmt) -> bool:
-    return isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)
+def _is_call(one: ast.stmt) -> bool:
+    return isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)

@@ -75,7 +75,8 @@ def draw(record: Mapping[str, Any], spoken: str) -> str:
     if record["where"]:
         lines.append(row("where", record["where"], spoken))
     place = (record["file"] or "") + (words["line"].format(record["line"]) if record["line"] else "")
-    lines += [row("evidence", place, spoken), *(f"    │ {cut(line)}" for line in record["lines"])]
+    if place or record["lines"]:
+        lines += [row("evidence", place, spoken), *(f"    │ {cut(line)}" for line in record["lines"])]
     lines += [row("try" if i == 0 else "", text, spoken) for i, text in enumerate(record["advice"])]
     if record["also"]:
         lines.append(row("also", ", ".join(record["also"]), spoken))

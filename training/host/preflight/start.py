@@ -45,7 +45,7 @@ def gpus(
         parts = ["name whole GPUs in CUDA_VISIBLE_DEVICES: parts of one (MIG) are not counted"] if "MIG-" in machine.reason else []
         fixes = [*parts, *([request.command_with(have)] if have else [])]
         fixes += [*on_cpu(request, load), "./train_dual_gpu.sh configs/dual_gpu/quickstart.py   # two ranks on any machine"]
-        yield Check("GPUs", ERROR, f"{ranks} GPUs are needed, {have} visible: {machine.reason}", fixes)
+        yield Check("GPUs", ERROR, f"{amounts.plural(ranks, 'GPU is', 'GPUs are')} needed, {have} visible: {machine.reason}", fixes)
         return
     yield Check("GPUs", OK, f"{have} visible, {ranks} used; driver {machine.driver or '-'}, CUDA up to {machine.cuda or '-'}")
     for gpu in machine.gpus[:ranks]:
