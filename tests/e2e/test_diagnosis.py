@@ -20,7 +20,7 @@ SCRIPT = ROOT / "tests" / "e2e" / "scripts" / "faulty.py"
     ("fault", "cause", "ranks", "said"),
     [
         ("raise", "exception", {0}, "ValueError: something is wrong with sample 80"),
-        ("kill", "host_oom_killed", {0}, "-9"),
+        ("kill", "killed", {0}, "-9"),
         ("worker_kill", "dataloader_worker_died", {0}, "is killed by signal: Killed"),
         pytest.param("sleep", "collective_timeout", {0, None}, "Timed out waiting", marks=pytest.mark.slow),
     ],
