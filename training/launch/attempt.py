@@ -21,7 +21,7 @@ from training.launch import ended, limits, others, spawn, team, verdict, wishes
 from training.launch.line import SILENT, Line, Lost, is_order
 from training.launch.others import Others
 from training.launch.outcome import Outcome
-from training.launch.output import Output
+from training.launch.outputs import Outputs
 from training.launch.team import Team, is_script
 from training.launch.wire import Message
 from training.launch.wishes import Wishes
@@ -31,7 +31,6 @@ from training.watch.sight import serve
 from training.watch.start import RanksWatch
 
 POLL_S = 0.25
-GATHER_S = 0.002
 
 
 class Attempt:
@@ -52,8 +51,7 @@ class Attempt:
         self._killing = False  # from now on deaths are our doing
         self._selector = selectors.DefaultSelector()
         self._alive: dict[int, spawn.Child] = {}  # by pidfd
-        self._outputs: dict[int, Output] = {}  # by descriptor
-        self._trickles = False  # output comes in small pieces
+        self._outputs = Outputs(run, self._selector, self._watch.output)
         self._failed_at: float | None = None
         self._asked_at: float | None = None
         self._left: tuple[float, spawn.Child, int] | None = None  # when a script's rank left as if asked to stop, and its status
@@ -74,12 +72,10 @@ class Attempt:
                 while self._goes_on():
                     for key, _ in self._selector.select(POLL_S):
                         key.data(key.fd)
-                    if self._trickles:  # a system call a line would take the CPU from the ranks
-                        self._trickles = False
-                        time.sleep(GATHER_S)
+                    self._outputs.gather()
                     if time.monotonic() - judged > POLL_S:  # not at each line of output: the ranks need the CPU
                         self._judge()
-                        self._safely("showing exceptions in threads", self._show_threads)
+                        self._safely("showing exceptions in threads", self._outputs.show_threads)
                         if not self.outcome.gone:
                             self._safely("noting how far the run is", self.each_pass)
                         judged = time.monotonic()
@@ -88,7 +84,7 @@ class Attempt:
                 self._safely("ending the watch", self._watch.close)
                 self._safely("looking for what ranks have left behind", self._sweep)
                 self._safely("removing sockets", self._remove_sockets)
-                self._safely("reading the ranks' last words", self._drain_rest)
+                self._safely("reading what the ranks printed last", self._outputs.drain_rest)
                 self._selector.close()
         return self.outcome
 
@@ -137,31 +133,12 @@ class Attempt:
             children = spawn.start_ranks(self.team, command, self.token, ours=self._ours, terminal=os.isatty(2))
         self.team.close()
         for child in children:
-            path = self.run.ranks / "torchrun.log" if child.rank is None else self.run.rank_log(child.rank)
-            output = Output(child.output, path, shown=child.rank in (None, self.team.ranks.start))
-            self.outcome.log_from[path] = output.begins
-            self._alive[child.pidfd], self._outputs[child.output] = child, output
+            output = self._outputs.add(child, shown=child.rank in (None, self.team.ranks.start))
+            self.outcome.log_from[output.path] = output.begins
+            self._alive[child.pidfd] = child
             self._selector.register(child.pidfd, selectors.EVENT_READ, self._on_end)
-            self._selector.register(child.output, selectors.EVENT_READ, self._on_output)
         known = rundir.read_json(self.run.supervisor) or {}
         rundir.write_json(self.run.supervisor, known | {"ranks": [{"rank": c.rank, "pid": c.popen.pid} for c in children]})
-
-    def _on_output(self, fd: int) -> None:
-        self._watch.output()
-        more = self._outputs[fd].drain()
-        self._trickles |= self._outputs[fd].trickles
-        if not more:
-            self._show_threads(ended=True)
-            self._selector.unregister(fd)
-            self._outputs.pop(fd).close()
-
-    def _show_threads(self, ended: bool = False) -> None:
-        """An exception in a thread ends neither its rank nor the run: without a word here, nobody would look into that rank's log."""
-        for output in self._outputs.values():
-            if text := output.thread(ended):
-                text = f"[{output.path.stem}] {one_line(text)[:300]}; the rank goes on without this thread: {output.path}"
-                console.warning(text)
-                self.run.event("warning", text=text, rank=int(output.path.stem.removeprefix("rank")), by="supervisor")
 
     def _on_end(self, pidfd: int) -> None:
         child = self._alive.pop(pidfd)
@@ -422,14 +399,3 @@ class Attempt:
         self._killed_at = self._killed_at or time.monotonic()
         for child in self._alive.values():
             child.signal_group(signal.SIGKILL)
-
-    def _drain_rest(self) -> None:
-        """Last words of children that have ended; a grandchild that kept the pipe open can not block this."""
-        for fd, output in self._outputs.items():
-            os.set_blocking(fd, False)
-            while output.drain():
-                pass
-        self._show_threads(ended=True)
-        for output in self._outputs.values():
-            output.close()
-        self._outputs.clear()
