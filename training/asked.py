@@ -93,7 +93,7 @@ def _look(script: str, args: list[str], environ: Mapping[str, str], fields: Know
     return Asked(line, typed, config_file, file, kind, resolved, experiments, found.known, found.run, found.answer, problems)
 
 
-def command(script: str, args: list[str], **changes: Any) -> str:
+def command(script: str, args: list[str], /, **changes: Any) -> str:
     """The user's own command with these flags changed, to paste into a shell. A `config` replaces the one that is given by its
     path alone; a value None is a switch."""
     program = "python train.py" if script == ENTRYPOINT else f"./{script}"

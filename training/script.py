@@ -74,7 +74,7 @@ def split(args: list[str]) -> tuple[list[str], list[str]]:
     return args[:at], args[at + 1 :]
 
 
-def command_of(program: str, args: list[str], **changes: Any) -> str:
+def command_of(program: str, args: list[str], /, **changes: Any) -> str:
     """The user's own command with these flags of ours changed."""
     own, theirs = split(args)
     return " ".join([command(program, own, **changes), *([SEPARATOR, shlex.join(theirs)] if theirs else [])])

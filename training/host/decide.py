@@ -46,10 +46,15 @@ def precision(config: Config, on: str, ranks: int, machine: Machine) -> Choice:
     if on == "cuda":
         old = [g.name for g in machine.gpus[:ranks] if g.capability is not None and g.capability < (8, 0)]
         return Choice("fp32", f"{old[0]} has no bf16") if old else Choice("bf16", "the GPU has bf16 matrix units")
-    flags = cpu_flags() & {"avx512_bf16", "amx_bf16"}
+    flags = cpu_bf16()
     if flags:
         return Choice("bf16", f"this CPU has bf16 matrix instructions ({', '.join(sorted(flags))})")
     return Choice("fp32", "this CPU has no bf16 matrix instructions")
+
+
+def cpu_bf16() -> set[str]:
+    """The bf16 matrix instructions of this CPU."""
+    return cpu_flags() & {"avx512_bf16", "amx_bf16"}
 
 
 def cpu_flags() -> set[str]:

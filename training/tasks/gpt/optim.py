@@ -12,7 +12,9 @@ import torch.distributed as dist
 
 from training.config.schema import Config
 from training.engine.optim import MOMENTUM, Group, Optimizers
+from training.host import decide
 from training.tasks.gpt.model import GPT
+from training.tasks.gpt.muon import Fp32Muon
 
 BETAS = (0.8, 0.95)
 EPSILON = 1e-10
@@ -32,14 +34,16 @@ def build(model: GPT, config: Config) -> Optimizers:
     ]
     first: list[torch.optim.Optimizer] = []
     if config.optimizer == "muon":
+        emulated = matrices[0].device.type == "cpu" and not decide.cpu_bf16()
+        muon = Fp32Muon if emulated else torch.optim.Muon
         settings = {"lr": rate, "weight_decay": config.weight_decay, "momentum": MOMENTUM[1]}
         if dist.is_initialized():
             from torch.distributed.optim import ZeroRedundancyOptimizer  # 0.1 s that a single process need not wait
 
             # As views of one buffer for each rank, the matrices travel in one message.
-            first.append(ZeroRedundancyOptimizer(matrices, torch.optim.Muon, parameters_as_bucket_view=True, **settings))
+            first.append(ZeroRedundancyOptimizer(matrices, muon, parameters_as_bucket_view=True, **settings))
         else:
-            first.append(torch.optim.Muon(matrices, **settings))
+            first.append(muon(matrices, **settings))
     else:
         groups.insert(0, {"params": matrices, "lr": rate * scale, "weight_decay": config.weight_decay})
     return Optimizers([*first, torch.optim.AdamW(groups, betas=BETAS, eps=EPSILON, fused=True)])
