@@ -425,3 +425,16 @@ def test_asked_to_stop_between_two_attempts(
     assert "restarting from the beginning (1 of 2)" in said
     assert f"{name}: stopped before the restart; step 0 is saved (exit {code})" in said
     assert not run.failure.exists()
+
+
+def test_a_signal_that_every_machine_gets_counts_once(run: RunDir, handlers: None) -> None:
+    """scancel: it may arrive after another machine has passed it on."""
+    tried = Attempt(run, PLAN, Team(range(1), 1), uuid.uuid4().hex)
+    killed = []
+    with tried._wishes:
+        tried._wish(signal.SIGTERM, " on node 1")
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            tried._on_signal(tried._wishes.fd)
+            killed.append(tried.outcome.killed)
+    assert killed == [False, True], "the second one of its own insists"

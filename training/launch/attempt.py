@@ -46,7 +46,7 @@ class Attempt:
         self._readings = heartbeat.Readings(run.heartbeats, team.ranks)
         self._gone = limits.Gone(float(plan["config"]["hang_timeout"]))
         self.each_pass: Callable[[], None] = lambda: None  # called a few times a second while ranks run
-        self._asked_times = 0
+        self._asked_times = self._signals = 0
         self._others = Others(line)
         self._killing = False  # from now on deaths are our doing
         self._selector = selectors.DefaultSelector()
@@ -277,7 +277,9 @@ class Attempt:
 
     def _on_signal(self, fd: int) -> None:
         for number in self._wishes.read():
-            self._wish(number)
+            self._signals += 1
+            if self._signals > self._asked_times:  # else it is what another machine of the job has got and passed on
+                self._wish(number)
 
     def _wish(self, number: int, whose: str = "") -> None:
         """To stop, of the user or scheduler here, or on another machine."""
