@@ -6,6 +6,7 @@ second in a row stops the run, since it would train on without a checkpoint.
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import threading
@@ -78,6 +79,8 @@ class Saver:
             if left := checkpoint.prune(path, self.keep):
                 self._on_warning(left)
         except OSError as error:
+            if "DUET_SUPERVISED" in os.environ and not self.folder.parent.exists():
+                return  # the run directory was removed: the supervisor reports that and ends the run
             before, self._missed = self._missed, position.step
             if before is not None:
                 self._error = self._stopped(before, position.step, error)
