@@ -117,7 +117,8 @@ class Steps:
         collected = re.findall(r"^(?:Collecting|Processing) (\S+)", printed, re.MULTILINE)
         if not collected:
             return ""
-        loaded = sum(size for file in self._part.rglob("*") if (size := _size(file)))
+        # os.walk, unlike rglob, takes folders that pip removes meanwhile for empty.
+        loaded = sum(_size(Path(folder, name)) for folder, _, names in os.walk(self._part) for name in names)
         return f"fetching {collected[-1].rpartition('/')[2]} ({len(collected)} packages{f', {loaded >> 20} MB' if loaded >> 20 else ''})"
 
     def compile(self) -> None:
