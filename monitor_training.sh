@@ -31,4 +31,4 @@
 HELP_OPTIONS=0 help::answer "$0" "$@"
 # Any Python does, nothing is installed for looking: what it lacks (psutil, NVML) is shown as unknown.
 PY=$(python::any) || exit
-exec "$PY" "$DUET_ROOT/lib/run_module.py" training.monitor "$@"
+exec "$PY" "$DUET_ROOT/lib/run_module.py" training.cli.monitor "$@"

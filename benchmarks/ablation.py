@@ -2,7 +2,7 @@
 
     python -m benchmarks.ablation [--only=muon,qk_norm] [--steps=300] [--seeds=1,2] [--jobs=2]
 
-Each line of the table changes one thing; everything else is what training.engine does. Depth 4 (width 256), 8 × 256 tokens a step,
+Each line of the table changes one thing; everything else is what training.trainer does. Depth 4 (width 256), 8 × 256 tokens a step,
 the embedded corpus, bf16, one thread. Losses do not depend on the machine's speed, so runs may share it; `ms` is only an indication.
 """
 
@@ -27,11 +27,11 @@ from benchmarks.variants import Choices, Variant
 from training.config.batch import Batch
 from training.config.schema import Config
 from training.data.loader import Batches
+from training.data.token_dataset import dataset, pair
 from training.data.tokenizer import of
-from training.data.tokens import dataset, pair
-from training.engine import optim
+from training.tasks import optim
 from training.tasks.gpt import optim as gpt_optim
-from training.tasks.gpt.shape import Shape
+from training.tasks.gpt.model_dims import Shape
 
 DEPTH, LENGTH, SEQUENCES = 4, 256, 8
 VALIDATION = 512  # sequences

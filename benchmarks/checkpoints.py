@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from benchmarks.common import ROOT, environment
 from training.config.schema import Config
-from training.rundir import RunDir, read_records
+from training.core.rundir import RunDir, read_records
 
 SKIPPED, STEPS, EVERY = 10, 90, 20
 

@@ -8,10 +8,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from training.core.errors import UserError
 from training.data import corpus
 from training.data.prepare import Prepared, ensure
-from training.data.store import CACHE
-from training.errors import UserError
+from training.data.prepared_cache import CACHE
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / ".tools/peers"

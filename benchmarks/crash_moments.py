@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from training import heartbeat
-from training.rundir import RunDir, read_json
+from training.core import heartbeat
+from training.core.rundir import RunDir, read_json
 
 LAUNCHER, SUPERVISOR, GUARDIAN, WORKER, EVERYTHING = "launcher", "supervisor", "guardian", "worker", "everything"
 WRITING, REMOVING, TIME = "a checkpoint is being written", "a checkpoint is being removed", "any time"
@@ -126,7 +126,7 @@ class Watched:
     @property
     def supervises(self) -> bool:
         """Has the launch script become the supervisor?"""
-        return b"training.supervise" in _read(f"/proc/{self.popen.pid}/cmdline")
+        return b"training.launcher.supervisor" in _read(f"/proc/{self.popen.pid}/cmdline")
 
     def rank_pids(self) -> dict[int, int]:
         """rank → pid of the present attempt; empty before its start."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from training.engine import manifest
-from training.rundir import RunDir, read_json, read_records
+from training.core import manifest
+from training.core.rundir import RunDir, read_json, read_records
 
 # Times and memory in a metrics record: all else is the same in every run.
 MEASURED = ("time", "tokens_per_s", "step_ms", "eval_ms", "own_ms", "memory_bytes", "mfu")

@@ -51,10 +51,10 @@ from benchmarks.crash_moments import (
     wait,
 )
 from benchmarks.crash_report import END, LOST, RESUME, SURVIVORS, TRACE, WEIGHTS, Tally, report
-from training import heartbeat
-from training.data.store import CACHE
-from training.errors import Exit
-from training.rundir import RunDir, read_json
+from training.core import heartbeat
+from training.core.errors import Exit
+from training.core.rundir import RunDir, read_json
+from training.data.prepared_cache import CACHE
 
 PR_SET_CHILD_SUBREAPER = 36
 GONE_S = 8.0

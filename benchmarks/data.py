@@ -22,16 +22,16 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 from tqdm import tqdm
 
-from training import rundir
 from training.config.batch import Batch
 from training.config.schema import Config
+from training.core import rundir
 from training.data.loader import Batches
-from training.data.order import Order
-from training.data.tokens import TokenDataset, pair
-from training.distributed import World
-from training.engine.checkpoint import Position
-from training.engine.trainer import begin_epoch
+from training.data.permutation import Order
+from training.data.token_dataset import TokenDataset, pair
+from training.inspector.distributed import World
 from training.tasks.gpt.task import LanguageModel
+from training.trainer.checkpoint import Position
+from training.trainer.loop import begin_epoch
 
 SEQ, SIZE, COUNT, SHARD_TOKENS = 128, 16, 300, 1 << 24
 MANY = 50_000_000

@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from benchmarks import faults
 from benchmarks.common import ROOT, environment
-from training.diagnose import catalogue
+from training.diagnose import signatures
 from training.diagnose.result import diagnose
 
 LOGS = ROOT / "tests" / "fixtures" / "logs"
@@ -90,7 +90,7 @@ def healthy(path: Path, megabytes: int) -> None:
 
 def hostile(path: Path, megabytes: int) -> None:
     """Every line is a sample of the catalogue, and goes on."""
-    lines = [f"{sample} {'a' * 200}" for entry in catalogue.signatures() for sample in entry.samples]
+    lines = [f"{sample} {'a' * 200}" for entry in signatures.signatures() for sample in entry.samples]
     _repeat(path, ("\n".join(lines) + "\n").encode(), megabytes)
 
 
@@ -109,7 +109,7 @@ def for_grep(pattern: str) -> str:
 
 
 def speed(megabytes: int) -> None:
-    patterns = [for_grep(p) for s in catalogue.signatures() for p in s.patterns]
+    patterns = [for_grep(p) for s in signatures.signatures() for p in s.patterns]
     with tempfile.TemporaryDirectory() as place:
         log, list_of_patterns = Path(place, "log"), Path(place, "patterns")
         usable = [
@@ -117,7 +117,7 @@ def speed(megabytes: int) -> None:
         ]
         list_of_patterns.write_text("\n".join(usable) + "\n")
         commands = {
-            "diagnose": [sys.executable, "-m", "training.diagnose", str(log), "--json"],
+            "diagnose": [sys.executable, "-m", "training.cli.diagnose", str(log), "--json"],
             "grep -E": ["grep", "-a", "-c", "-E", "-f", str(list_of_patterns), str(log)],
         }
         for kind, make in (("healthy", healthy), ("hostile", hostile)):

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from benchmarks.common import ROOT, environment
-from training.rundir import RunDir, read_records
+from training.core.rundir import RunDir, read_records
 
 STEPS, SIZE, WARM_UP = 4, 16, 5  # an epoch's steps, samples of a rank and step, epochs that do not count
 

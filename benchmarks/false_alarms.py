@@ -26,7 +26,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks.common import ROOT, environment
-from training.rundir import RunDir, read_records
+from training.core.rundir import RunDir, read_records
 
 CONFIG = "configs/dual_gpu/quickstart.py"
 SCRIPT = "tests/e2e/scripts/faulty.py"

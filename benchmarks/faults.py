@@ -26,8 +26,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks.common import ROOT, environment
+from training.core.rundir import RunDir, read_records
 from training.host import process
-from training.rundir import RunDir, read_records
 
 SCRIPT = "tests/e2e/scripts/faulty.py"
 CONFIG = "configs/dual_gpu/quickstart.py"

@@ -21,8 +21,8 @@ from typing import Any
 from benchmarks.common import ROOT, environment, prepared
 from benchmarks.peers import SHAPES
 from training.host import allocator
-from training.launch.place import LOOPBACK
-from training.launch.team import free_port
+from training.host.placement import LOOPBACK
+from training.launcher.local_ranks import free_port
 
 RANKS = 2
 ALONE = "no exchange"

@@ -18,8 +18,8 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.common import ROOT, environment
-from training import heartbeat
-from training.heartbeat import Beat, Heartbeat
+from training.core import heartbeat
+from training.core.heartbeat import Beat, Heartbeat
 
 WRITERS = 2
 PHASES = tuple(chr(ord("a") + n) * (1 + 5 * n) for n in range(20))  # of all lengths

@@ -18,8 +18,8 @@ import time
 from typing import Any
 
 from benchmarks.common import ROOT, environment
-from training.launch.place import LOOPBACK
-from training.launch.team import free_port
+from training.host.placement import LOOPBACK
+from training.launcher.local_ranks import free_port
 
 RANKS, BATCH = 2, 32
 
@@ -30,7 +30,7 @@ def rank(job: dict[str, Any]) -> None:
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-    from training.inspection import DDPInspector
+    from training.inspector import DDPInspector
 
     dist.init_process_group("gloo")
     width = job["width"]

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from training.host.memory import GIB, Load, estimate
+from training.tasks.gpt.memory import GIB, Load, estimate
 
 ROOT = Path(__file__).resolve().parent.parent
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0", "OMP_NUM_THREADS": "2"}
@@ -71,13 +71,13 @@ def resident(what: str) -> int:
 
 
 def steps(load: Load, count: int) -> None:
-    """Training as training/engine does it, with random tokens."""
+    """Training as training/trainer does it, with random tokens."""
     import torch
 
     from training.config.schema import Config
     from training.tasks.gpt import optim as gpt_optim
     from training.tasks.gpt.model import GPT, Frugal
-    from training.tasks.gpt.shape import Shape
+    from training.tasks.gpt.model_dims import Shape
 
     device = "cuda" if load.cuda else "cpu"
     model = GPT(Shape(load.depth, load.vocab, load.seq_len), Frugal(load.blocks, load.chunks)).to(device)
@@ -118,7 +118,7 @@ def main() -> None:
     compiled = parser.parse_args().compile
     import torch
 
-    from training.tasks.gpt.measure import peak
+    from training.tasks.gpt.fake_memory import peak
 
     rows = []
     for name, load in tqdm(shapes(torch.cuda.is_available(), compiled).items(), unit="shape", disable=None):

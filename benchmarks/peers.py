@@ -26,7 +26,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.common import PEERS, measured, prepared, train_command
-from training.rundir import RunDir, read_records
+from training.core.rundir import RunDir, read_records
 
 WARM_STEPS = 10
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks.common import ROOT, environment
-from training.rundir import RunDir, read_json, read_records
+from training.core.rundir import RunDir, read_json, read_records
 
 CONFIG = "configs/dual_gpu/quickstart.py"
 SHAPE = {"depth": 1, "max_seq_len": 32, "device_batch_size": 4, "total_batch_size": 256, "num_iterations": 60, "save_every": 10}

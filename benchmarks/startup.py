@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from training.rundir import read_records
+from training.core.rundir import read_records
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = "configs/dual_gpu/quickstart.py"

@@ -19,9 +19,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks.common import ROOT, environment
-from training import heartbeat
+from training.core import heartbeat
+from training.core.rundir import RunDir, read_json
 from training.host import process
-from training.rundir import RunDir, read_json
 
 LIMIT_S = 60.0
 STOPPED_AT = 20  # steps

@@ -21,8 +21,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks.common import ROOT, environment
-from training import heartbeat
-from training.rundir import RunDir, read_json, read_records
+from training.core import heartbeat
+from training.core.rundir import RunDir, read_json, read_records
 
 SHAPE = {"depth": 2, "max_seq_len": 64, "device_batch_size": 12, "total_batch_size": 1536}
 QUIET = {

@@ -25,7 +25,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.common import ROOT, environment, prepared, train_command
-from training.rundir import RunDir, read_records
+from training.core.rundir import RunDir, read_records
 
 DEPTH, SEQ_LEN, BATCH = 4, 256, 16
 EVAL_TOKENS = 131072

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.tasks.gpt.model import ROPE_BASE, SOFTCAP, norm, rotate
-from training.tasks.gpt.shape import Shape
+from training.tasks.gpt.model_dims import Shape
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.common import ROOT, environment, measured
-from training.config import files
+from training.config import loader
 from training.config.batch import Batch
+from training.core.rundir import RunDir, read_records
 from training.data.loader import Batches
-from training.rundir import RunDir, read_records
 from training.tasks.base import Samples
 from training.tasks.video_restoration.dataset import Training
 from training.tasks.video_restoration.options import Options
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--ranks", default="1,2")
     args = parser.parse_args()
-    values, _ = files.load(ROOT / CONFIG)
+    values, _ = loader.load(ROOT / CONFIG)
     options = Options(**{name: value for name, (value, _) in values.items() if name in Options.__dataclass_fields__})
     if not Path(options.dataroot_gt).is_dir():
         sys.exit(f"{options.dataroot_gt} is missing: python -m training.tasks.make_blur_video")

@@ -27,7 +27,7 @@ import psutil
 from tqdm import tqdm
 
 from benchmarks.common import PEERS, ROOT, environment
-from training.rundir import RunDir, read_records
+from training.core.rundir import RunDir, read_records
 
 COLUMNS, ROWS = 120, 40
 MONITOR = str(ROOT / "monitor_training.sh")

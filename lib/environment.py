@@ -26,7 +26,7 @@ OLDEST_TORCH = (2, 9)
 STAMP = "duet.stamp"  # in .venv, written last: what it was made from (see venv::_stamp)
 HOME = "duet.home"  # in .venv: the project it was made for
 FILES = "duet.files"  # in .venv: what must be there and not empty (see venv::is_whole)
-OK, UNUSABLE, RESOURCES, INTERRUPTED = 0, 1, 3, 130  # see class Exit in training/errors.py
+OK, UNUSABLE, RESOURCES, INTERRUPTED = 0, 1, 3, 130  # see class Exit in training/core/errors.py
 
 
 def version_in(torch: Path) -> tuple[int, ...] | None:
@@ -88,7 +88,7 @@ def make(root: Path, stamp: str) -> int:
     import fcntl
 
     sys.path.insert(0, str(root))
-    from training import console
+    from training.core import log
     from training.host.process import die_with_parent
 
     die_with_parent()
@@ -98,7 +98,7 @@ def make(root: Path, stamp: str) -> int:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:  # two first runs at once: the second waits and finds it done
-                console.info("waiting: another run is making the environment")
+                log.info("waiting: another run is making the environment")
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if _is_made(venv, stamp):
                 return OK
@@ -110,11 +110,11 @@ def make(root: Path, stamp: str) -> int:
     except OSError as error:
         problem = str(error)
     except KeyboardInterrupt:
-        console.error(f"interrupted while making the environment (exit {INTERRUPTED}); the next run begins it again")
+        log.error(f"interrupted while making the environment (exit {INTERRUPTED}); the next run begins it again")
         return INTERRUPTED
     if problem:
         what, newline, more = problem.partition("\n")
-        console.error(f"the environment could not be made: {what} (exit {RESOURCES}){newline}{more}")
+        log.error(f"the environment could not be made: {what} (exit {RESOURCES}){newline}{more}")
     return RESOURCES if problem else OK
 
 
@@ -160,7 +160,7 @@ def _build(root: Path, with_torch: bool, lock: int) -> str:
     """Make and fill .venv; the problem if there is one. The open file `lock` stays locked as long as pip lives."""
     import install
 
-    from training import console
+    from training.core import log
 
     # What can fail easily comes before the old environment goes.
     wanted = (root / "requirements.lock").read_text(encoding="utf-8").splitlines()
@@ -168,7 +168,7 @@ def _build(root: Path, with_torch: bool, lock: int) -> str:
     options: list[str] = []
     version = torch_version() if with_torch else None
     if version and version >= OLDEST_TORCH and sys.prefix == sys.base_prefix:
-        console.info(f"torch {dotted(version)} of {sys.executable} is used (system site packages)")
+        log.info(f"torch {dotted(version)} of {sys.executable} is used (system site packages)")
         with_torch, options = False, ["--system-site-packages"]
     # The pip of this Python fills the new environment: twice as fast as to install a pip there first. Started by its
     # runner, not by `pip --python`, which older pips lack and which starts a grandchild that would outlive a killed pip.

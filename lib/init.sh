@@ -26,7 +26,7 @@ DUET_ROOT=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 DUET_SCRIPT=$(basename -- "$(readlink -f -- "$0")")
 export DUET_ROOT DUET_SCRIPT
 
-# Exit codes that the shell itself gives; the whole list is class Exit in training/errors.py.
+# Exit codes that the shell itself gives; the whole list is class Exit in training/core/errors.py.
 # shellcheck disable=SC2034 # used by the parts below
 readonly EXIT_CONFIG=2 EXIT_RESOURCES=3
 

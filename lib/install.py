@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from training import console
+from training.core import log as console
 from training.host.process import die_with_parent
 
 LOG = "install.log"  # in .venv

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What the shell says before Python runs, in the format of training/console.py: [INFO] 2024-10-21 16:00:00 message
+# What the shell says before Python runs, in the format of training/core/log.py: [INFO] 2024-10-21 16:00:00 message
 
 LOG_LINES=() # said so far; log::open writes them to the log file once the plan has named it
 

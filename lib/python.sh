@@ -41,7 +41,7 @@ python::base() {
 
 # Sets PYTHON; ends the script where its command can be answered without the packages. Usage: python::ensure ARGS… of the script
 python::ensure() {
-  python::find || python::install_after training.plan --before-install "$DUET_SCRIPT" "$@"
+  python::find || python::install_after training.cli.plan --before-install "$DUET_SCRIPT" "$@"
 }
 
 # Ask a module of the project what it can answer with any Python (mistakes, GPUs that are missing, a dry run); install only when it

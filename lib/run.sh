@@ -7,7 +7,7 @@ RUN_DIR=
 # where this process is a rank itself.
 run::plan() {
   local answer
-  answer=$("$PYTHON" "$DUET_ROOT/lib/run_module.py" training.plan "$DUET_SCRIPT" "$@") || {
+  answer=$("$PYTHON" "$DUET_ROOT/lib/run_module.py" training.cli.plan "$DUET_SCRIPT" "$@") || {
     local status=$?
     [[ -z $answer ]] || printf '%s\n' "$answer"
     exit "$status"
@@ -30,7 +30,7 @@ run::plan() {
 
 # The resource report of the enhanced script.
 run::report_resources() {
-  "$PYTHON" "$DUET_ROOT/lib/run_module.py" training.host.preflight "$RUN_DIR"
+  "$PYTHON" "$DUET_ROOT/lib/run_module.py" training.cli.resources "$RUN_DIR"
 }
 
 # Stages of the supervisor beyond the simple ones: --analyse.

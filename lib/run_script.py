@@ -28,7 +28,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-STOPPED = (75, 130)  # statuses of a script that was asked to stop (training/errors.py)
+STOPPED = (75, 130)  # statuses of a script that was asked to stop (training/core/errors.py)
 CHAIN = 10  # exceptions that led to one another, at most
 
 
@@ -81,8 +81,8 @@ def _allow_tracing() -> None:
 
 
 def _offer_inspection(folder: str, base: str, rank: int, script: str) -> None:
-    """The script may import training.inspection, and duet_inspector, which is the same."""
-    launched = types.ModuleType("duet_launched")  # for training/inspection/output.py
+    """The script may import training.inspector, and duet_inspector, which is the same."""
+    launched = types.ModuleType("duet_launched")  # for training/inspector/reporting.py
     launched.__dict__.update(ranks=folder, keep=lambda error: _keep(base + ".error.json", rank, script, error))
     sys.modules["duet_launched"] = launched
     sys.path.append(os.path.join(_ROOT, "lib", "pythonpath"))  # there is nothing else in it; spawned processes get it too
@@ -94,14 +94,14 @@ class _Inspection:
     folder, and only gets a submodule `inspection`, which imports nothing else of ours."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
-        if name not in ("training", "training.inspection"):
+        if name not in ("training", "training.inspector"):
             return None
         place = os.path.join(_ROOT, *name.split("."))
         return importlib.util.spec_from_file_location(name, os.path.join(place, "__init__.py"), submodule_search_locations=[place])
 
 
 class _AtDistributed:
-    """When the script imports torch.distributed, the collectives that it calls can be seen from outside (training/watch/sight/serve.py)."""
+    """When the script imports torch.distributed, the collectives that it calls can be seen from outside (training/trainer/flight_recorder_server.py)."""
 
     def __init__(self, folder: str, rank: int) -> None:
         self.folder, self.rank, self.done = folder, rank, False

@@ -81,9 +81,9 @@ slurm::train() {
 
 # Sets PYTHON; what can be answered without the packages is answered before they are installed.
 slurm::_environment() {
-  python::find || python::install_after training.slurm check "$@"
+  python::find || python::install_after training.cli.submit check "$@"
 }
 
 slurm::_ask() {
-  "$PYTHON" "$DUET_ROOT/lib/run_module.py" training.slurm "$@"
+  "$PYTHON" "$DUET_ROOT/lib/run_module.py" training.cli.submit "$@"
 }

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.data.order import Order
-from training.data.tokens import TokenDataset
+from training.data.permutation import Order
+from training.data.token_dataset import TokenDataset
 
 HEAD_DIM = 64
 STD = 0.02

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from training.tasks.gpt.model import GPT
-from training.tasks.gpt.shape import Shape
+from training.tasks.gpt.model_dims import Shape
 
 CLIP = 1.0
 LR, BETAS, WEIGHT_DECAY = 1e-3, (0.9, 0.95), 0.1

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import TOKEN, nobody_left, processes, wait_until
-from training.rundir import RunDir, read_json, read_records
+from training.core.rundir import RunDir, read_json, read_records
 
 TINY = {
     "depth": 1,

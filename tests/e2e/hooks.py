@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import dedent, indent
 
 
-def at_rank(rank: int, patch: str, module: str = "training.engine.closing") -> str:
+def at_rank(rank: int, patch: str, module: str = "training.trainer.finish") -> str:
     """`patch` (statements, not indented) runs in this rank just before `module` is imported; closing comes after the loop's parts."""
     return f"""
 import os, sys

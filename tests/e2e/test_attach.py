@@ -14,8 +14,8 @@ import pytest
 
 from tests.conftest import ROOT, wait_until
 from tests.e2e.conftest import Launched, Torchrun
-from training.watch import ranks
-from training.watch.sight import proc
+from training.watchdog import discovery
+from training.watchdog.probes import procfs
 
 QUICKSTART = "configs/dual_gpu/quickstart.py"
 FAULTY = Path(__file__).parent / "scripts/faulty.py"
@@ -26,7 +26,7 @@ def place(text: str) -> str:
 
 
 def attach(*argv: str, cwd: Path = ROOT) -> tuple[int, str]:
-    command = [sys.executable, "-m", "training.supervise", "attach", *argv]
+    command = [sys.executable, "-m", "training.cli.supervise", "attach", *argv]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stdout + done.stderr
 
@@ -34,8 +34,8 @@ def attach(*argv: str, cwd: Path = ROOT) -> tuple[int, str]:
 @pytest.mark.slow
 def test_somebody_elses_training_is_stuck(torchrun: Torchrun) -> None:
     launcher, _ = torchrun(FAULTY, "sleep")
-    found = ranks.of_process(launcher)
-    wait_until(lambda: all((now := proc.look(pid)) and "futex" in now.waits_in for pid in found.values()), 20, "both have come to rest")
+    found = discovery.of_process(launcher)
+    wait_until(lambda: all((now := procfs.look(pid)) and "futex" in now.waits_in for pid in found.values()), 20, "both have come to rest")
     at = place("# the deadlock")
     for pid in (launcher, found[1]):
         code, said = attach(f"--pid={pid}")
@@ -47,8 +47,8 @@ def test_somebody_elses_training_is_stuck(torchrun: Torchrun) -> None:
 @pytest.mark.slow
 def test_a_data_loader_worker_is_named(torchrun: Torchrun) -> None:
     launcher, _ = torchrun(FAULTY, "worker", until="step 19")
-    found = ranks.of_process(launcher)
-    wait_until(lambda: all((now := proc.look(pid)) and now.state == "S" for pid in found.values()), 20, "both have come to rest")
+    found = discovery.of_process(launcher)
+    wait_until(lambda: all((now := procfs.look(pid)) and now.state == "S" for pid in found.values()), 20, "both have come to rest")
     code, said = attach(f"--pid={launcher}", "--json")
     told = json.loads(said)
     worker = told["ranks"][0]["workers"][0]["pid"]
@@ -76,7 +76,9 @@ def test_a_script_under_our_launcher(launch: Callable[..., Launched], tmp_path: 
     flags = ["--run_name=stuck", f"--out_dir={tmp_path / 'experiments'}", f"--log_dir={tmp_path / 'logs'}", "--hang_timeout=0"]
     run = launch("./launch_train.sh", "2", *flags, "--script", str(FAULTY), "--", "sleep", name="stuck", bare=True)
     run.wait_for("FAULT")
-    wait_until(lambda: all((now := proc.look(pid)) and "futex" in now.waits_in for pid in run.pids.values()), 20, "both have come to rest")
+    wait_until(
+        lambda: all((now := procfs.look(pid)) and "futex" in now.waits_in for pid in run.pids.values()), 20, "both have come to rest"
+    )
     code, said = attach(f"--run={run.run.path}")
     run.process.send_signal(signal.SIGTERM)
     run.process.send_signal(signal.SIGTERM)

@@ -19,9 +19,10 @@ import pytest
 
 from tests.conftest import TOKEN, processes, wait_until
 from tests.e2e.conftest import HOOK
-from training.communication import trial, verdicts
-from training.communication.result import Result
-from training.communication.run import run
+from training.host import p2p_cache
+from training.launcher.communication import runner
+from training.launcher.communication.result import Result
+from training.launcher.communication.run import run
 
 GPUS = [{"uuid": "GPU-a"}, {"uuid": "GPU-b"}]
 FIGURES = r"all_reduce of 8 MiB over (\d) ranks: [\d.]+ GB/s(?: \(on the bus [\d.]+\))?, 1 KiB in [\d.]+ ms; data correct"
@@ -59,7 +60,7 @@ def planted(data):
 {indent(dedent(statements), "    ")}
 dist.all_reduce = planted
 """
-    return before("training.communication.collectives", patch, ranks)
+    return before("training.launcher.communication.collectives", patch, ranks)
 
 
 SMALL, LARGE = "data.numel() == 256", "data.numel() > 256"
@@ -92,7 +93,7 @@ def place(tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def left(place: Path) -> list[Path]:
-    return list(place.glob(f"{trial.PREFIX}*"))
+    return list(place.glob(f"{runner.PREFIX}*"))
 
 
 Attempt = Callable[..., Result]
@@ -144,11 +145,11 @@ def test_ranks_that_can_talk(ranks: int, attempt: Attempt) -> None:
     assert figures and figures.size_bytes == 8 << 20 and figures.small_ms > 0
     assert figures.bus_gb_per_s == pytest.approx(figures.algorithm_gb_per_s * 2 * (ranks - 1) / ranks)
     assert (result.checks()[0].status, result.backend) == ("ok", "gloo")
-    assert not verdicts.remembered(["GPU-a", "GPU-b"], "580.65.06", "2.13.0")
+    assert not p2p_cache.remembered(["GPU-a", "GPU-b"], "580.65.06", "2.13.0")
 
 
 def test_one_rank_starts_nothing(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "run", None)
+    monkeypatch.setattr(runner, "run", None)
     assert told(attempt(ranks=1)) == "one rank: nothing to test"
 
 
@@ -199,11 +200,11 @@ def test_gpus_that_work_without_peer_to_peer_copies_and_later_starts(
     assert result.only_without_p2p and result.figures, told(result)
     assert re.fullmatch(
         rf"works only without GPU peer-to-peer copies \(NCCL_P2P_DISABLE=1\)\. With them: after {short} s all ranks hang in the "
-        rf"all_reduce of 8 MiB\. Without: {FIGURES}; remembered in {re.escape(str(verdicts.path()))}: later starts .*",
+        rf"all_reduce of 8 MiB\. Without: {FIGURES}; remembered in {re.escape(str(p2p_cache.path()))}: later starts .*",
         told(result),
     ), told(result)
     assert f"after {short} s all ranks hang in the all_reduce of 8 MiB; trying again with NCCL_P2P_DISABLE=1" in capsys.readouterr().err
-    known = verdicts.remembered(["GPU-a", "GPU-b"], "580.65.06", "2.13.0")
+    known = p2p_cache.remembered(["GPU-a", "GPU-b"], "580.65.06", "2.13.0")
     assert known == {"NCCL_P2P_DISABLE": "1"}
 
     monkeypatch.setattr(sys.modules[__name__], "plan", lambda ranks, made=plan: made(ranks, **known))
@@ -215,14 +216,14 @@ def test_gpus_that_work_without_peer_to_peer_copies_and_later_starts(
 
 @pytest.mark.slow
 def test_a_user_s_own_choice_is_not_overruled_and_success_forgets(attempt: Attempt, short: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    verdicts.remember(["GPU-a", "GPU-b"], "580.65.06", "2.13.0", "-")
+    p2p_cache.remember(["GPU-a", "GPU-b"], "580.65.06", "2.13.0", "-")
     monkeypatch.setenv("NCCL_P2P_DISABLE", "0")
     result = attempt(P2P_HANGS, limit_s=short, backend="nccl")
     assert told(result).splitlines()[0] == f"after {short} s all ranks hang in the all_reduce of 8 MiB"
     assert result.checks()[0].fixes[0] == "export NCCL_P2P_DISABLE=1" and result.first is None
     (Path(os.environ["PYTHONPATH"]) / HOOK).unlink()
     assert "; forgotten, since they work now: " in told(attempt(backend="nccl"))
-    assert verdicts.remembered(["GPU-a", "GPU-b"], "580.65.06", "2.13.0") == {}
+    assert p2p_cache.remembered(["GPU-a", "GPU-b"], "580.65.06", "2.13.0") == {}
 
 
 @pytest.mark.slow
@@ -231,7 +232,7 @@ def test_a_hang_that_is_not_peer_to_peer_s(attempt: Attempt, short: int) -> None
     text = told(result).splitlines()[0]
     assert text == f"after {short} s all ranks hang in the all_reduce of 8 MiB; so it is with NCCL_P2P_DISABLE=1"
     assert result.checks()[0].fixes[0].startswith("NCCL_DEBUG=INFO ")
-    assert verdicts.remembered(["GPU-a", "GPU-b"], "580.65.06", "2.13.0") == {}
+    assert p2p_cache.remembered(["GPU-a", "GPU-b"], "580.65.06", "2.13.0") == {}
 
 
 # What fails
@@ -253,7 +254,7 @@ def planted(data, source):
         data[-1] = float("nan")
 dist.broadcast = planted
 """
-    result = attempt(before("training.communication.collectives", patch, "1"))
+    result = attempt(before("training.launcher.communication.collectives", patch, "1"))
     last = (8 << 18) - 1
     text = f"wrong data in the broadcast from rank 0 of 8 MiB: rank 1 element {last} is nan, expected {last % 31 + 1}"
     assert (told(result), result.finding and result.finding.stage) == (text, "broadcast of 8 MiB")
@@ -296,7 +297,7 @@ def start(project: Path, place: Path, tmp_path: Path) -> Callable[..., subproces
         if hook:
             (tmp_path / HOOK).write_text(hook)
             env["PYTHONPATH"] = str(tmp_path)
-        argv = [sys.executable, str(project / "lib/run_module.py"), "training.communication", *words]
+        argv = [sys.executable, str(project / "lib/run_module.py"), "training.cli.communication", *words]
         pipe = subprocess.PIPE
         return subprocess.Popen(argv, cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
 
@@ -327,7 +328,7 @@ def test_the_command_fails_with_the_evidence_and_what_to_do(start: Start, place:
 def test_stopped_in_the_middle(start: Start, place: Path, token: str, number: signal.Signals, status: int) -> None:
     """That no process is left is what the token's fixture proves."""
     command = start("2", "--device=cpu", "--limit=600", hook=before("torch", FOREVER))
-    wait_until(lambda: len(list(place.glob(f"{trial.PREFIX}*/rank*.stack"))) == 2, 60, "two ranks")
+    wait_until(lambda: len(list(place.glob(f"{runner.PREFIX}*/rank*.stack"))) == 2, 60, "two ranks")
     command.send_signal(number)
     out, err = command.communicate(timeout=60)
     assert (command.returncode, out) == (status, ""), err

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, TOKEN
-from training.launch.place import LOOPBACK
+from training.host.placement import LOOPBACK
 
 BODY = """
 import sys, os
 from datetime import timedelta
 sys.path.insert(0, {root!r})
 from training import distributed
-from training.distributed import *
-from training.distributed import BarrierError, cleanup
+from training.inspector.distributed import *
+from training.inspector.distributed import BarrierError, cleanup
 import torch
 world = setup("cpu", timeout_s=20)
 """

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.conftest import Launched
 from tests.e2e.hooks import in_forward
-from training.rundir import read_json
+from training.core.rundir import read_json
 
 Launch = Callable[..., Launched]
 CONFIG = "configs/dual_gpu/quickstart.py"

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.e2e.conftest import Launched
 from tests.e2e.hooks import at_rank, in_forward
-from training.rundir import read_json, read_records
+from training.core.rundir import read_json, read_records
 
 Launch = Callable[..., Launched]
 CONFIG = "configs/dual_gpu/quickstart.py"
@@ -99,7 +99,7 @@ def test_parameters_that_drift_apart_are_noticed(launch: Launch, text: Path) -> 
         1,
         """
         import torch
-        from training.engine import optim
+        from training.trainer import optim
         original, calls = optim.Optimizers.step, [0]
         def drifting(self):
             original(self)
@@ -219,7 +219,7 @@ def test_shared_muon_is_bit_for_bit_that_of_each_rank_alone(launch: Launch, text
     import torch
 
     alone = """
-        from training.engine import optim
+        from training.trainer import optim
         class Nobody:
             is_initialized = staticmethod(lambda: False)
         optim.dist = Nobody
@@ -242,7 +242,7 @@ def test_a_full_disk_does_not_end_the_training(launch: Launch, text: Path) -> No
         0,
         """
         import resource
-        from training.engine import checkpoint
+        from training.trainer import checkpoint
         original, calls = checkpoint.save, [0]
         def limited(*args):
             calls[0] += 1

@@ -12,10 +12,10 @@ import pytest
 from tests.conftest import ROOT, wait_until
 from tests.e2e.conftest import Launched
 from tests.e2e.hooks import at_rank, slow_progress_bar
-from training import heartbeat
-from training.launch.team import free_port
+from training.core import heartbeat
+from training.core.rundir import RunDir, read_records
+from training.launcher.local_ranks import free_port
 from training.monitor.state import Watch
-from training.rundir import RunDir, read_records
 
 Launch = Callable[..., Launched]
 RUN = ("./launch_train.sh", "2", "configs/dual_gpu/quickstart.py")
@@ -74,7 +74,7 @@ def test_an_evaluation_is_not_lost_between_it_and_the_checkpoint(launch: Launch)
         0,
         """
         import os, signal
-        from training.engine.saver import Saver
+        from training.trainer.async_checkpoint import Saver
         original = Saver.save
         def last(self, position, state, facts, *, required):
             original(self, position, state, facts, required=True)
@@ -95,7 +95,7 @@ def test_asked_to_stop_in_the_last_step_is_finished(launch: Launch) -> None:
         1,
         """
         import os, signal
-        from training.engine import optim
+        from training.trainer import optim
         original, calls = optim.Optimizers.schedule, [0]
         def asked(self, step, share):
             if step == 11:
@@ -179,7 +179,7 @@ def test_the_supervisor_alone_proves_the_data(launch: Launch, small_text: Path) 
 def test_a_shard_that_was_cut_under_a_run_is_made_again_before_the_restart(launch: Launch, small_text: Path, tmp_path: Path) -> None:
     patch = f"""
         import json, os, pathlib, signal
-        from training.engine import optim
+        from training.trainer import optim
         original, once = optim.Optimizers.schedule, pathlib.Path({str(tmp_path / "once")!r})
         def cut(self, step, share):
             if step == 8 and not once.exists():

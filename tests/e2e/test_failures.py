@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import processes, wait_until
 from tests.e2e.conftest import Launched
 from tests.e2e.hooks import in_forward
-from training.heartbeat import read
+from training.core.heartbeat import read
 
 Launch = Callable[..., Launched]
 RUN = ("./launch_train.sh", "2", "configs/dual_gpu/quickstart.py")

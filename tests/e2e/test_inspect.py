@@ -1,4 +1,4 @@
-"""`python -m training.inspect` on trainings of real torch ranks: one of ours, and somebody's torchrun that knows nothing of us."""
+"""`python -m training.cli.inspect` on trainings of real torch ranks: one of ours, and somebody's torchrun that knows nothing of us."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 
 from tests.conftest import ROOT, wait_until
 from tests.e2e.conftest import Launched, Torchrun
-from training.watch import ranks
-from training.watch.sight import proc
+from training.watchdog import discovery
+from training.watchdog.probes import procfs
 
 pytestmark = pytest.mark.slow
 QUICKSTART = "configs/dual_gpu/quickstart.py"
@@ -39,7 +39,7 @@ for step in range(1_000_000):
 
 
 def inspect(*argv: str) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, "-m", "training.inspect", *argv, "--json"]
+    command = [sys.executable, "-m", "training.cli.inspect", *argv, "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == "", done.stderr
     return done.returncode, json.loads(done.stdout)
@@ -62,7 +62,7 @@ def test_a_run_of_ours(launch: Callable[..., Launched]) -> None:
     assert of(told, "parameters")["text"].startswith("equal on all ranks at step ")
 
     os.kill(pids[1], signal.SIGSTOP)
-    wait_until(lambda: (now := proc.look(pids[1])) and now.state == "T", 20, "it is stopped")
+    wait_until(lambda: (now := procfs.look(pids[1])) and now.state == "T", 20, "it is stopped")
     code, told = inspect(path)
     assert (code, told["text"]) == (5, f"NO: rank 1 is stopped (SIGSTOP); to go on: kill -CONT {pids[1]}")
     os.kill(pids[1], signal.SIGCONT)
@@ -88,14 +88,14 @@ def test_somebody_elses_training(torchrun: Torchrun, tmp_path: Path) -> None:
     launcher, console = torchrun(script, until="step 20 ")
     code, told = inspect(f"--pid={launcher}")
     assert code == 0 and told["text"].startswith("YES: all 2 ranks are at work (step "), told
-    assert [r["pid"] for r in told["ranks"]] == list(ranks.of_process(launcher).values())
+    assert [r["pid"] for r in told["ranks"]] == list(discovery.of_process(launcher).values())
     assert of(told, "processes")["text"].startswith("2 of 2 by WORLD_SIZE: ") and of(told, "log")["text"].endswith(f" in {console}")
 
 
 def test_somebody_elses_training_is_stuck(torchrun: Torchrun) -> None:
     launcher, _ = torchrun(FAULTY, "sleep", until="FAULT")
-    found = ranks.of_process(launcher)
-    wait_until(lambda: all((now := proc.look(pid)) and "futex" in now.waits_in for pid in found.values()), 20, "both have come to rest")
+    found = discovery.of_process(launcher)
+    wait_until(lambda: all((now := procfs.look(pid)) and "futex" in now.waits_in for pid in found.values()), 20, "both have come to rest")
     line = next(number for number, text in enumerate(FAULTY.read_text().splitlines(), 1) if "# the deadlock" in text)
     code, told = inspect(f"--pid={found[1]}")
     assert code == 5 and told["text"].startswith(f"NO: rank 0 stands at {FAULTY}:{line} (stuck_in_a_lock), since "), told

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.conftest import Launched
 from tests.e2e.test_script import PEERS, SCRIPTS, script  # noqa: F401 – a fixture
-from training.rundir import read_records
+from training.core.rundir import read_records
 
 Inspect = Callable[..., Launched]
 FRAMEWORKS = [

@@ -21,9 +21,9 @@ import pytest
 from tests.conftest import processes, wait_until
 from tests.e2e.conftest import Launched
 from tests.e2e.hooks import in_forward
-from training.launch.place import LOOPBACK
-from training.launch.team import free_port
-from training.rundir import RunDir, read_json
+from training.core.rundir import RunDir, read_json
+from training.host.placement import LOOPBACK
+from training.launcher.local_ranks import free_port
 
 pytestmark = pytest.mark.slow
 Launch = Callable[..., Launched]
@@ -115,7 +115,7 @@ def of_node(token: str, number: int) -> tuple[int, list[int]]:
     """Processes of this machine: its supervisor, and all others."""
     space = {pid: Path(f"/proc/{pid}/ns/net").readlink() for pid in processes(token)}
     commands = processes(token)
-    supervisor = next(pid for pid, c in commands.items() if "training.supervise" in c and (f"--node={number}" in c or not number))
+    supervisor = next(pid for pid, c in commands.items() if "training.launcher.supervisor" in c and (f"--node={number}" in c or not number))
     return supervisor, [pid for pid in commands if pid != supervisor and space.get(pid) == space[supervisor]]
 
 
@@ -164,7 +164,7 @@ def test_a_machine_that_disappears_is_named(node: Node, token: str) -> None:
     first, second = node(0, num_iterations=100000), node(1, num_iterations=100000)
     first.wait_for("Iter: 3,")
     for pid, command in processes(token).items():
-        if "training.supervise" in command and "--node=1" in command:
+        if "training.launcher.supervisor" in command and "--node=1" in command:
             os.kill(pid, signal.SIGKILL)
     assert first.wait(30) == 4 and f"node 1 ({ADDRESSES[1]}, {HOST}) is gone: closed by the other side" in first.output
     assert (first.failure["cause"], first.failure["kind"], first.failure["node"]) == ("peer_died", "gone", 1)

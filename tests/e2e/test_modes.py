@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import TINY, Launched
-from training.launch.team import free_port
-from training.rundir import RunDir, read_json
+from training.core.rundir import RunDir, read_json
+from training.launcher.local_ranks import free_port
 
 Launch = Callable[..., Launched]
 CONFIG = "configs/dual_gpu/quickstart.py"

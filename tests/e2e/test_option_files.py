@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.e2e.conftest import Launched
 from tests.unit.wandb_server import WandbServer
-from training.launch.team import free_port
+from training.launcher.local_ranks import free_port
 
 Launch = Callable[..., Launched]
 KEY = "fedcba9876543210fedcba9876543210fedcba98"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.e2e.conftest import Launched
-from training.rundir import RunDir, read_json, read_records
+from training.core.rundir import RunDir, read_json, read_records
 
 Launch = Callable[..., Launched]
 QUICKSTART = "configs/dual_gpu/quickstart.py"

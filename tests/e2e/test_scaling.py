@@ -15,8 +15,8 @@ import pytest
 from tests.conftest import TOKEN, wait_until
 from tests.e2e.conftest import TINY
 from tests.e2e.hooks import in_forward
-from training.rundir import RunDir, read_json, read_records
-from training.scaling.experiment import FIXED
+from training.cli.scaling.experiment import FIXED
+from training.core.rundir import RunDir, read_json, read_records
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -38,7 +38,15 @@ def start(project: Path, tmp_path: Path, temporary: Path, token: str) -> Start:
         if hook:
             (tmp_path / "sitecustomize.py").write_text(hook)
             env["PYTHONPATH"] = str(tmp_path)
-        argv = [sys.executable, "lib/run_module.py", "training.scaling", "configs/dual_gpu/quickstart.py", "--ranks=1,2", *own, *values]
+        argv = [
+            sys.executable,
+            "lib/run_module.py",
+            "training.cli.scaling.__main__",
+            "configs/dual_gpu/quickstart.py",
+            "--ranks=1,2",
+            *own,
+            *values,
+        ]
         pipe = subprocess.PIPE
         return subprocess.Popen(argv, cwd=project, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
 

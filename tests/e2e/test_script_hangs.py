@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Launched
-from training.rundir import read_records
+from training.core.rundir import read_records
 
 FAULTY = Path(__file__).parent / "scripts/faulty.py"
 FLOOR_S, LIMIT_S = 3, 6.0

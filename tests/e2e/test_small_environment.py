@@ -11,8 +11,8 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.e2e.conftest import Launcher
+from training.core.rundir import read_json
 from training.host import packages
-from training.rundir import read_json
 
 # With what torch itself needs.
 WANTED = [*packages.REQUIRED, "typing-extensions", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "fsspec", "filelock"]
@@ -54,6 +54,6 @@ def test_it_trains_and_one_line_tells_what_is_off(launch: Launcher, small: Path,
     assert hung.wait() == 5, hung.output
     assert hung.failure["rank"] == 1 and "Traceback" not in hung.output
     assert hung.output.count("py-spy is not installed") <= 1
-    command = [small / "bin/python", "-m", "training.diagnose", str(hung.run.path), "--json"]
+    command = [small / "bin/python", "-m", "training.cli.diagnose", str(hung.run.path), "--json"]
     told = subprocess.run(command, cwd=launch.project, capture_output=True, text=True, check=True)
     assert '"cause": "hang"' in told.stdout

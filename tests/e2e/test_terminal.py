@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import TOKEN, processes, wait_until
 from tests.e2e.conftest import TINY, Launched
-from training.rundir import RunDir, read_json
+from training.core.rundir import RunDir, read_json
 
 
 class Terminal:

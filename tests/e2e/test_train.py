@@ -124,7 +124,7 @@ def test_a_slow_tracker_and_a_long_sample_do_not_fail_a_finished_run(launch: Lau
         0,
         """
         import time
-        from training.engine import tracking
+        from training.trainer import tracking
         tracking.TensorBoard.close = lambda self, end: time.sleep(5)
         from training.tasks.gpt import model
         original = model.GPT.forward

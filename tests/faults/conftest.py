@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.e2e.conftest import Launched, launch  # noqa: F401 – the fixture
-from training.rundir import read_records
+from training.core.rundir import read_records
 
 RUN = ("./launch_train.sh", "2", "configs/dual_gpu/quickstart.py")
 FLOOR_S = 3  # --hang_timeout

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.conftest import Launched
 from tests.faults.conftest import RUN, Ended
-from training.engine import checkpoint
+from training.trainer import checkpoint
 
 Inject = Callable[..., Ended]
 RESUME = ("./launch_train.sh", "2")

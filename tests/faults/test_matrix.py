@@ -15,10 +15,10 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.faults.conftest import SECONDS, Ended
-from training import faults
+from training.trainer import faults
 
 Inject = Callable[..., Ended]
-STUCK = r"training/faults/stuck\.py:\d+$"
+STUCK = r"training/trainer/faults/stuck\.py:\d+$"
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ SLOW = {
         "hang",
         "^HANG rank 0",
         rank=0,
-        where=r"training/engine/progress\.py:\d+$",
+        where=r"training/trainer/progress\.py:\d+$",
         phase=None,
         waiting="backward",
         epochs=True,
@@ -109,7 +109,7 @@ SLOW = {
         "hang",
         "^HANG rank 0",
         rank=0,
-        where=r"training/engine/progress\.py:\d+$",
+        where=r"training/trainer/progress\.py:\d+$",
         phase="step 5: record",
         waiting="step 6: backward",
     ),

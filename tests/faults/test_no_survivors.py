@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import GONE_WITHIN_S, processes, wait_until
 from tests.e2e.conftest import Launched
 from tests.faults.conftest import RUN
-from training.rundir import read_records
+from training.core.rundir import read_records
 
 FAULTS = ["stop@step=5", "io@step=5", "gil@step=5", "worker_stuck@call=5"]
 

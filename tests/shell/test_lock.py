@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from training.data.extras import FORMS
+from training.data.optional_deps import FORMS
 from training.monitor import prometheus
 
 ANSWER = """\

@@ -1,4 +1,4 @@
-"""lib/log.sh and training/console.py say the same thing in the same way: a log has one format, whoever wrote the line."""
+"""lib/log.sh and training/core/log.py say the same thing in the same way: a log has one format, whoever wrote the line."""
 
 from __future__ import annotations
 

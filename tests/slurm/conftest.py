@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import TOKEN, wait_until
 from tests.e2e.conftest import TINY
 from tests.slurm.cluster import ASK_EVERY_S, Cluster, missing, running
-from training.rundir import RunDir, read_json, read_records
+from training.core.rundir import RunDir, read_json, read_records
 
 CONFIG = "configs/dual_gpu/quickstart.py"
 CPU = ("--ranks_per_node=2",)  # instead of GPUs

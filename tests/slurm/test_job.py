@@ -9,8 +9,8 @@ import pytest
 from tests.conftest import processes, wait_until
 from tests.e2e.hooks import in_forward
 from tests.slurm.conftest import CONFIG, ENDLESS, FLAGS, LONG, LONG_STEPS, User, losses
-from training.heartbeat import read
-from training.rundir import RunDir, read_json, read_records
+from training.core.heartbeat import read
+from training.core.rundir import RunDir, read_json, read_records
 
 pytestmark = pytest.mark.slow
 

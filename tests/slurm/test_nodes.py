@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import processes, wait_until
 from tests.e2e.hooks import in_forward
 from tests.slurm.conftest import CONFIG, FLAGS, LONG, User, flags, losses
-from training.rundir import RunDir, read_json
+from training.core.rundir import RunDir, read_json
 
 pytestmark = pytest.mark.slow
 TWO = "--nodes=2"
@@ -60,7 +60,7 @@ def test_a_failure_on_one_node_ends_the_job_with_its_cause(user: User, tmp_path:
 def test_a_killed_launcher_on_one_node_ends_the_other(user: User, token: str) -> None:
     job = user.submit(TWO, flags=ENDLESS)
     user.wait_log(job, "Iter: 5,")
-    (second,) = [pid for pid, command in processes(token).items() if "training.supervise" in command and "--node=1" in command]
+    (second,) = [pid for pid, command in processes(token).items() if "training.launcher.supervisor" in command and "--node=1" in command]
     os.kill(second, signal.SIGKILL)
     user.end(job, "FAILED")
     wait_until(lambda: not processes(token), 20, "every process of the job has ended")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.slurm.conftest import User, losses
-from training.rundir import read_json
+from training.core.rundir import read_json
 
 pytestmark = pytest.mark.slow
 KEY = secrets.token_hex(20)  # in no file: the project, with its tests, is frozen too

@@ -15,9 +15,9 @@ import pytest
 from tests.conftest import ROOT
 from training.config.flags import ACTIONS
 from training.config.schema import FIELDS
-from training.errors import EXIT_MEANING, Exit
-from training.rundir import RunDir
-from training.slurm import job, options, snapshot
+from training.core.errors import EXIT_MEANING, Exit
+from training.core.rundir import RunDir
+from training.launcher.slurm import code_snapshot, job, options
 
 SCRIPT = ROOT / options.SCRIPT
 
@@ -198,7 +198,7 @@ def test_code_without_version_control(tmp_path: Path) -> None:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
     (root / "data").symlink_to(tmp_path)
-    code = snapshot.take(root, target, without=[root / "runs"])
+    code = code_snapshot.take(root, target, without=[root / "runs"])
     assert sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file()) == ["lib/init.sh", "train.py"]
     assert (code.revision, code.changed, code.sentence()) == (None, None, "2 files, not under version control")
 
@@ -206,7 +206,7 @@ def test_code_without_version_control(tmp_path: Path) -> None:
 def test_the_command_line_is_checked_before_anything_is_installed() -> None:
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv = ['', 'check', '--depht=3']; import runpy; "
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code + "runpy.run_module('training.slurm', run_name='__main__')"],
+        [sys.executable, "-I", "-S", "-c", code + "runpy.run_module('training.launcher.slurm', run_name='__main__')"],
         capture_output=True,
         text=True,
         check=False,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.conftest import CONFIG, CPU, FLAGS, User
-from training.rundir import read_json
+from training.core.rundir import read_json
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +107,14 @@ def test_what_is_edited_later_does_not_reach_the_job(user: User) -> None:
     assert user.code(run)["code"]["changed"] is True, "a new file is a local change"
     # From now on: another seed, and code that would fail at its first line.
     config.write_text("seed = 5\nnonsense\n")
-    for name in ("train.py", "training/rank.py", "training/slurm/job.py", "lib/slurm.sh", "submit_job.sh", "launch_train.sh"):
+    for name in (
+        "train.py",
+        "training/trainer/worker.py",
+        "training/launcher/slurm/job.py",
+        "lib/slurm.sh",
+        "submit_job.sh",
+        "launch_train.sh",
+    ):
         file = user.project / name
         file.write_text("raise SystemExit('edited later')\n" if name.endswith(".py") else "echo 'edited later'; exit 9\n")
     user.slurm.ask("scontrol", "release", job)

@@ -18,9 +18,9 @@ import pytest
 from tests.unit.monitor_person import Person
 from tests.unit.monitor_runs import Made
 from tests.unit.own_task import LINE
-from training import asked, request
-from training.errors import Exit, Problem, UserError
+from training.core.errors import Exit, Problem, UserError
 from training.host.process import STOP_SIGNALS
+from training.plan import cli_args, request
 
 ROOT = Path(__file__).resolve().parents[2]
 SIMPLE, ENHANCED, LAUNCH, TRAIN = "train_dual_gpu.sh", "train_dual_gpu_enhanced.sh", "launch_train.sh", "train.py"
@@ -105,7 +105,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "my work"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(asked, "ROOT", folder)
+    monkeypatch.setattr(cli_args, "ROOT", folder)
     return folder
 
 

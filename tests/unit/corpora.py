@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from training.core.errors import Exit, Problem, UserError
 from training.data.corpus import Source, find
 from training.data.prepare import Prepared, ensure
 from training.data.tokenizer import BOS
-from training.errors import Exit, Problem, UserError
 
 Write = Callable[..., str]
 

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families as families
 
 from tests.unit.monitor_runs import GIB, PATIENCE_S, VIDEO, Made, look
 from training.host import gpus
-from training.monitor import machine
+from training.monitor import host_stats
 from training.monitor.prometheus import HOST, Exporter
 from training.monitor.state import State
 
@@ -84,7 +84,7 @@ def everything(made: Made) -> State:
         for n in (0, 1)
     ]  # fmt: skip
     seen = look(made.run)
-    seen["gpus"] = machine.gpu_records(gpus.Machine(tuple(shown), ""), set(), {"GPU-0"})
+    seen["gpus"] = host_stats.gpu_records(gpus.Machine(tuple(shown), ""), set(), {"GPU-0"})
     seen["system"]["cpu_percent"] = 37.5  # of a second look
     return seen
 

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from training import rundir
-from training.heartbeat import Heartbeat
-from training.monitor import draw, screen, state
+from training.core import rundir
+from training.core.heartbeat import Heartbeat
+from training.core.rundir import RunDir
+from training.monitor import screen, state, term_text
 from training.monitor.screen import View
-from training.rundir import RunDir
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = str(ROOT / "monitor_training.sh")
@@ -146,8 +146,8 @@ def check_size(seen: dict[str, Any], width: int, height: int) -> None:
     for colour in (False, True):
         lines = screen.screen(seen, View(width, height, colour, footer="q leaves"))
         plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
-        assert len(lines) == height and plain[-1] == draw.cut("q leaves", width)
-        assert max(map(draw.cells, plain)) <= width
+        assert len(lines) == height and plain[-1] == term_text.cut("q leaves", width)
+        assert max(map(term_text.cells, plain)) <= width
         assert colour or plain == lines
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.unit.monitor_runs import VIDEO, Made
-from training import heartbeat, rundir
-from training.heartbeat import Heartbeat
-from training.report import compare, run, single
+from training.core import heartbeat, rundir
+from training.core.heartbeat import Heartbeat
+from training.monitor.report import compare_page, run, run_page
 
 VOID = {"meta", "img", "br", "hr", "input", "link"}
 CONFIG = {"depth": 3, "num_iterations": 400, "matrix_lr": "auto", "embedding_lr": 0.2, "wandb_run": "", "tensorboard": True}
@@ -73,11 +73,11 @@ def event(made: Made, kind: str, after_s: float, /, **facts: Any) -> None:
 
 
 def page_of(made: Made, spoken: str = "en") -> str:
-    return single.page(run.look(made.run), spoken).html()
+    return run_page.page(run.look(made.run), spoken).html()
 
 
 def comparison(*several: Made) -> str:
-    return compare.page([run.look(made.run) for made in several], "en").html()
+    return compare_page.page([run.look(made.run) for made in several], "en").html()
 
 
 class Reader(HTMLParser):

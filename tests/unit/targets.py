@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.conftest import wait_until
 from tests.unit.conftest import clean_environment
-from training.watch.sight import proc
+from training.watchdog.probes import procfs
 
 LOCK = """
 import threading
@@ -73,7 +73,7 @@ def running(folder: Path, program: str, *, env: dict[str, str] | None = None) ->
     try:
         yield process.pid, script, said
     finally:
-        for pid in [*proc.family(process.pid), process.pid]:
+        for pid in [*procfs.family(process.pid), process.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
@@ -82,12 +82,12 @@ def running(folder: Path, program: str, *, env: dict[str, str] | None = None) ->
 
 def asleep(pid: int, function: str = "") -> None:
     """Wait until its main thread sleeps (in this kernel function)."""
-    wait_until(lambda: (now := proc.look(pid)) and now.state == "S" and function in now.waits_in, 20, f"{pid} sleeps {function}")
+    wait_until(lambda: (now := procfs.look(pid)) and now.state == "S" and function in now.waits_in, 20, f"{pid} sleeps {function}")
 
 
 def stopped(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: (now := proc.look(pid)) and now.state == "T", 20, f"{pid} is stopped")
+    wait_until(lambda: (now := procfs.look(pid)) and now.state == "T", 20, f"{pid} is stopped")
 
 
 def line_of(script: Path, text: str, function: str = "") -> int:
@@ -235,7 +235,7 @@ def ranks(folder: Path, *roles: str) -> Iterator[tuple[dict[int, int], Path]]:
         yield {rank: process.pid for rank, process in enumerate(started)}, script
     finally:
         for process in started:
-            for pid in [*proc.family(process.pid), process.pid]:
+            for pid in [*procfs.family(process.pid), process.pid]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             process.wait()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from training.amounts import millions, plural, size
 from training.config.batch import Batch
+from training.core.units import millions, plural, size
 
 
 def test_one_and_many() -> None:

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.unit.conftest import ENHANCED, LAUNCH, Shell, ask, only, wrong
-from training import asked, rundir
 from training.config.batch import Batch
-from training.tasks import samples
+from training.core import rundir
+from training.plan import cli_args
+from training.tasks import sample_batch
 
 Write = Callable[..., str]
 
 
-def look(*args: str, env: Mapping[str, str] | None = None) -> asked.Asked:
-    return asked.look(LAUNCH, ["2", *args], env or {})
+def look(*args: str, env: Mapping[str, str] | None = None) -> cli_args.Asked:
+    return cli_args.look(LAUNCH, ["2", *args], env or {})
 
 
 OPTIONS = ("width", "slope", "bias", "title")
@@ -124,11 +125,11 @@ def test_a_request_has_all_of_it(home: Path, line: str) -> None:
 def test_without_a_total_a_step_is_one_micro_batch_of_all_ranks(home: Path, line: str) -> None:
     for ranks, total in ((1, 4), (3, 12)):
         made = ask(str(ranks), f"--task={line}", "--device_batch_size=4", script=LAUNCH)
-        split = samples.split(made.config, made.origins, ranks)
+        split = sample_batch.split(made.config, made.origins, ranks)
         assert split == Batch(4, 1, ranks, 1) and split.total_tokens == total
         assert split.sentence("samples").endswith(f"= {total} samples per step")
     made = ask("2", f"--task={line}", "--device_batch_size=4", "--total_batch_size=24", script=LAUNCH)
-    assert samples.split(made.config, made.origins, 2) == Batch(4, 1, 2, 3)
+    assert sample_batch.split(made.config, made.origins, 2) == Batch(4, 1, 2, 3)
 
 
 def test_a_batch_that_does_not_divide_gets_commands_that_do(home: Path, line: str, shell: Shell) -> None:

@@ -14,8 +14,8 @@ import pytest
 from benchmarks import crash_moments as moments
 from benchmarks import crash_proof as proof
 from benchmarks.crash_report import LOST, Tally, report
-from training.engine import manifest
-from training.rundir import RunDir, append_json, write_json
+from training.core import manifest
+from training.core.rundir import RunDir, append_json, write_json
 
 FACTS = {"epoch": 0, "used": 0, "shape": {}, "optimizer": "muon", "world_size": 2, "data": {}, "tokenizer": "bytes"}
 

@@ -5,7 +5,7 @@ import torch
 from benchmarks.ablation import CHANGES
 from benchmarks.variants import Choices, Variant
 from training.tasks.gpt.model import GPT
-from training.tasks.gpt.shape import Shape
+from training.tasks.gpt.model_dims import Shape
 
 
 def test_without_a_change_the_variant_is_our_model() -> None:

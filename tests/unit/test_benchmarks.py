@@ -14,7 +14,7 @@ from benchmarks import peers, target
 from benchmarks.contenders import gpt2, parts
 from tests.conftest import ROOT
 from training.tasks.gpt.model import GPT
-from training.tasks.gpt.shape import Shape
+from training.tasks.gpt.model_dims import Shape
 
 
 def job(shard: Path, **changes: object) -> parts.Job:

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from tests.unit.conftest import ENHANCED, ROOT, Shell, python
-from training import check
-from training import plan as planner
+from training.cli import doctor
 from training.config import flags
-from training.errors import Exit
-from training.host import redact
-from training.host.memory import GIB, Estimate, Load, estimate
-from training.host.preflight import ERROR, OK, WARNING, Check
-from training.request import Request
-from training.tasks.gpt import measure
+from training.core import redact
+from training.core.errors import Exit
+from training.plan import training_plan as planner
+from training.plan.preflight import ERROR, OK, WARNING, Check
+from training.plan.request import Request
+from training.tasks.gpt import fake_memory
+from training.tasks.gpt.memory import GIB, Estimate, Load, estimate
 
 LOAD = Load(4, 2, 64, 320, bf16=True, compiled=False, cuda=False)
 
@@ -34,8 +34,8 @@ def made(home: Path) -> tuple[Request, dict[str, Any]]:
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measuring is tested below; it takes a second."""
-    monkeypatch.setattr(check, "memory", lambda load, room: check.Step(load, room, None, "not in this test"))
-    monkeypatch.setattr(check, "communication", lambda request, plan, checks: [])
+    monkeypatch.setattr(doctor, "memory", lambda load, room: doctor.Step(load, room, None, "not in this test"))
+    monkeypatch.setattr(doctor, "communication", lambda request, plan, checks: [])
 
 
 @pytest.mark.parametrize(
@@ -51,25 +51,25 @@ def test_the_verdict(
     room_gib: float | None, said: str, status: str, made: tuple[Request, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = None if room_gib is None else int(room_gib * GIB)
-    monkeypatch.setattr(check, "estimate", lambda load: Estimate(10 * GIB, 0, 0, 0, 0, 0, 0, 0))
-    step = check.Step(LOAD, room, None)
-    assert (check.sentence(10 * GIB, room), step.check(made[0]).status) == (said, status)
+    monkeypatch.setattr(doctor, "estimate", lambda load: Estimate(10 * GIB, 0, 0, 0, 0, 0, 0, 0))
+    step = doctor.Step(LOAD, room, None)
+    assert (doctor.sentence(10 * GIB, room), step.check(made[0]).status) == (said, status)
     assert step.lines()[-1] == f"verdict: {said}"
 
 
 def test_both_figures_stand_side_by_side() -> None:
-    text = "\n".join(check.memory(LOAD, 8 * GIB).lines())
+    text = "\n".join(doctor.memory(LOAD, 8 * GIB).lines())
     assert "formula (eager, bf16" in text and "fake tensors (the same step)" in text and "× the formula" in text
     assert text.endswith("8.0 GiB free")
 
 
 def test_a_failing_check_or_memory_is_exit_3(made: tuple[Request, dict[str, Any]], unmeasured: None) -> None:
     request, plan = made
-    assert check.run(request, plan, [Check("a", OK, "b")]).code == Exit.DONE
-    assert check.run(request, plan, [Check("a", WARNING, "b")]).code == Exit.DONE
-    assert check.run(request, plan, [Check("a", ERROR, "b")]).code == Exit.RESOURCES
+    assert doctor.run(request, plan, [Check("a", OK, "b")]).code == Exit.DONE
+    assert doctor.run(request, plan, [Check("a", WARNING, "b")]).code == Exit.DONE
+    assert doctor.run(request, plan, [Check("a", ERROR, "b")]).code == Exit.RESOURCES
     plan["memory"]["free_bytes"] = 1 << 20
-    assert check.run(request, plan, []).code == Exit.RESOURCES
+    assert doctor.run(request, plan, []).code == Exit.RESOURCES
 
 
 def test_a_formula_that_is_low_is_corrected_with_what_fits_then(home: Path, shell: Shell) -> None:
@@ -77,8 +77,8 @@ def test_a_formula_that_is_low_is_corrected_with_what_fits_then(home: Path, shel
     request, plan, _ = planner.make(ENHANCED, [*asked, "--dry_run"], {})
     load = Load(**plan["memory"]["load"])
     formula = estimate(load)
-    for factor, verdict in ((0.9, check.FITS), (1.0, check.FITS), (1.5, check.TOO_LARGE)):
-        step = check.Step(load, formula.tight + 1, check.Measured(int(factor * 1000), 1000, 0.1))
+    for factor, verdict in ((0.9, doctor.FITS), (1.0, doctor.FITS), (1.5, doctor.TOO_LARGE)):
+        step = doctor.Step(load, formula.tight + 1, doctor.Measured(int(factor * 1000), 1000, 0.1))
         assert step.verdict == verdict
     fixes = step.check(request).fixes
     assert len(fixes) >= 2, "a smaller micro-batch, less depth, checkpointing"
@@ -90,11 +90,11 @@ def test_a_formula_that_is_low_is_corrected_with_what_fits_then(home: Path, shel
 
 def test_a_torch_without_the_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch.distributed._tools.mem_tracker", None)
-    with pytest.raises(measure.Unavailable):
-        measure.peak(LOAD)
-    step = check.memory(LOAD, 8 * GIB)
+    with pytest.raises(fake_memory.Unavailable):
+        fake_memory.peak(LOAD)
+    step = doctor.memory(LOAD, 8 * GIB)
     assert step.lines()[1].startswith("fake tensors: not measured. torch ")
-    assert step.verdict == check.FITS
+    assert step.verdict == doctor.FITS
     assert step.record()["not_measured_because"].startswith("torch ")
 
 
@@ -103,7 +103,7 @@ def test_a_torch_without_the_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_json_object_with_units_in_its_keys(made: tuple[Request, dict[str, Any]], unmeasured: None) -> None:
     request, plan = made
-    found = json.loads(check.run(request, plan, [Check("data", ERROR, "caf\udce9", ["do this"])]).json())
+    found = json.loads(doctor.run(request, plan, [Check("data", ERROR, "caf\udce9", ["do this"])]).json())
     assert list(found) == ["schema_version", "status", "exit_code", "checks", "versions", "plan", "memory", "checking_s"]
     assert (found["schema_version"], found["status"], found["exit_code"]) == (1, "error", 3)
     assert found["checks"][0] == {"name": "data", "status": "error", "text": "caf\udce9", "fixes": ["do this"]}
@@ -127,7 +127,7 @@ def test_versions_are_those_that_are_installed(home: Path, unmeasured: None) -> 
     import numpy
     import torch
 
-    found = json.loads(check.run(*planner.make(ENHANCED, ["--device=cpu", "--depth=1", "--check"], {})).json())["versions"]
+    found = json.loads(doctor.run(*planner.make(ENHANCED, ["--device=cpu", "--depth=1", "--check"], {})).json())["versions"]
     assert (found["python"], found["numpy"], found["torch"]) == (platform.python_version(), numpy.__version__, torch.__version__)
     assert (found["torch_cuda"], found["driver"]) == (torch.version.cuda, None)
     assert found["kernel"] == platform.release()
@@ -140,7 +140,7 @@ def test_the_version_of_nccl_is_read_off_its_package(tmp_path: Path) -> None:
         package, version = name.removesuffix(".dist-info").split("-")
         (tmp_path / name / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package.replace('_', '-')}\nVersion: {version}\n")
     code = (
-        "from training.host.preflight import versions; from training.host.gpus import Machine;"
+        "from training.plan.preflight import versions; from training.host.gpus import Machine;"
         "found = versions.read(None, Machine((), '', '580', '13.0'));"
         "print(found['nccl'], found['numpy'], found['driver'], found['driver_cuda'], found['torch'])"
     )
@@ -184,7 +184,7 @@ def test_the_block_to_paste_says_what_matters_and_not_who(
     args = ["--device=cpu", "--depth=1", "--check", f"--out_dir={tmp_path}/runs", "--wandb_project=alice"]
     request, plan, checks = planner.make(ENHANCED, args, {"WANDB_API_KEY": key, "NCCL_TIMEOUT": "9", "http_proxy": "http://alice:pw@tower"})
     checks += [Check("GPU 0", WARNING, "x; occupied by pid 4711 (bob, 1.0 GiB): python /home/bob/x.py"), Check("y", ERROR, "tower ```")]
-    block = check.run(request, plan, checks).text().partition("To paste into an issue (no names, no keys in it):\n\n")[2]
+    block = doctor.run(request, plan, checks).text().partition("To paste into an issue (no names, no keys in it):\n\n")[2]
     lines = block.splitlines()
     assert (lines[0], lines[-1]) == ("```text", "```")
     assert len(lines) < 20
@@ -204,13 +204,13 @@ def test_the_block_to_paste_says_what_matters_and_not_who(
 @pytest.mark.parametrize(("blocks", "chunks"), [(0, 1), (2, 1), (5, 1), (6, 4)])
 def test_the_extrapolation_is_the_whole_model_s_peak(blocks: int, chunks: int) -> None:
     load = replace(LOAD, depth=6, sequences=4, seq_len=256, blocks=blocks, chunks=chunks)
-    assert measure.peak(load) == pytest.approx(measure.step_peak(load, 6 - blocks, blocks), rel=0.005)
+    assert fake_memory.peak(load) == pytest.approx(fake_memory.step_peak(load, 6 - blocks, blocks), rel=0.005)
 
 
 def test_it_sees_what_the_settings_save() -> None:
     load = replace(LOAD, depth=8, sequences=4, seq_len=512, vocab=8192)
-    plain, parts = measure.peak(load), measure.peak(replace(load, chunks=8))
-    again = measure.peak(replace(load, chunks=8, blocks=6))
+    plain, parts = fake_memory.peak(load), fake_memory.peak(replace(load, chunks=8))
+    again = fake_memory.peak(replace(load, chunks=8, blocks=6))
     assert again < parts < plain
 
 

@@ -1,4 +1,4 @@
-"""`python -m training.X`: help, packages that are not installed, and pipes that nobody reads any more (training/command.py)."""
+"""`python -m training.X`: help, packages that are not installed, and pipes that nobody reads any more (training/host/program.py)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ def bare(*words: str, **more: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_there_are_programs() -> None:
-    assert {"training.slurm", "training.supervise", "training.plan", "training.request", "training.scaling"} <= set(PROGRAMS)
+    assert {
+        "training.launcher.slurm",
+        "training.launcher.supervisor",
+        "training.plan.training_plan",
+        "training.plan.request",
+        "training.cli.scaling",
+    } <= set(PROGRAMS)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -34,7 +40,7 @@ def test_help_of_every_program(program: str) -> None:
     assert done.stdout.strip()
 
 
-@pytest.mark.parametrize("words", [("training.scaling",), ("training.communication", "2")])
+@pytest.mark.parametrize("words", [("training.cli.scaling",), ("training.launcher.communication", "2")])
 def test_packages_that_are_not_installed(words: tuple[str, ...]) -> None:
     done = bare(*words)
     assert done.returncode == 3 and "Traceback" not in done.stderr
@@ -51,10 +57,10 @@ def test_train_py_without_packages() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("lib/run_module.py", "training.plan", "train_dual_gpu.sh", "configs/dual_gpu/quickstart.py", "--device=cpu", "--dry_run"),
+        ("lib/run_module.py", "training.cli.plan", "train_dual_gpu.sh", "configs/dual_gpu/quickstart.py", "--device=cpu", "--dry_run"),
         ("train.py", "configs/dual_gpu/quickstart.py", "--device=cpu", "--dry_run"),
-        ("lib/run_module.py", "training.slurm", "check", "--ranks_per_node=2", "--device=cpu", "--dry_run"),
-        ("lib/run_module.py", "training.scaling", "--help"),
+        ("lib/run_module.py", "training.cli.submit", "check", "--ranks_per_node=2", "--device=cpu", "--dry_run"),
+        ("lib/run_module.py", "training.cli.scaling.__main__", "--help"),
     ],
 )
 def test_a_pipe_that_is_closed(words: tuple[str, ...], tmp_path: Path) -> None:
@@ -64,5 +70,5 @@ def test_a_pipe_that_is_closed(words: tuple[str, ...], tmp_path: Path) -> None:
 
 
 def test_a_word_that_is_no_command_of_slurm() -> None:
-    done = bare("training.slurm", "sumbit")
+    done = bare("training.launcher.slurm", "sumbit")
     assert done.returncode == 2 and "'sumbit' is not a command" in done.stderr and "Traceback" not in done.stderr

@@ -11,10 +11,10 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.unit.conftest import python
-from training.communication import __main__ as command
-from training.errors import Exit, UserError
+from training.cli import communication as command
+from training.core.errors import Exit, UserError
 
-RUN = (str(ROOT / "lib/run_module.py"), "training.communication")
+RUN = (str(ROOT / "lib/run_module.py"), "training.cli.communication")
 
 
 def test_options() -> None:
@@ -28,10 +28,10 @@ def test_options() -> None:
 @pytest.mark.parametrize(
     ("argv", "what", "fix"),
     [
-        ([], "the number of ranks is missing", "python lib/run_module.py training.communication 2"),
-        (["two"], "the number of ranks is 'two'", "python lib/run_module.py training.communication 2"),
-        (["0"], "the number of ranks is '0'", "python lib/run_module.py training.communication 2"),
-        (["2", "3"], "the number of ranks is '2 3'", "python lib/run_module.py training.communication 2"),
+        ([], "the number of ranks is missing", "python lib/run_module.py training.cli.communication 2"),
+        (["two"], "the number of ranks is 'two'", "python lib/run_module.py training.cli.communication 2"),
+        (["0"], "the number of ranks is '0'", "python lib/run_module.py training.cli.communication 2"),
+        (["2", "3"], "the number of ranks is '2 3'", "python lib/run_module.py training.cli.communication 2"),
         (["2", "--device=gpu"], "--device is 'gpu'", "--device=auto"),
         (["2", "--limit=0"], "--limit is '0'", "--limit=20"),
         (["2", "--limit=soon"], "--limit is 'soon'", "--limit=20"),
@@ -53,9 +53,7 @@ def test_all_mistakes_at_once() -> None:
 
 
 def test_help_answers_without_torch() -> None:
-    code = (
-        "import sys; from training.communication import __main__ as m; m.main(['--help']); assert not {'torch', 'numpy'} & set(sys.modules)"
-    )
+    code = "import sys; from training.launcher.communication import __main__ as m; m.main(['--help']); assert not {'torch', 'numpy'} & set(sys.modules)"
     done = python("-c", code)
     assert (done.returncode, done.stderr) == (0, "")
     for part in ("--device=auto", "--limit=20", "Exit code: 0 they can talk"):
@@ -76,7 +74,9 @@ def test_one_rank_has_nobody_to_talk_to() -> None:
 def test_gpus_that_are_not_there_are_exit_3(nvidia: Callable[..., dict[str, Any]]) -> None:
     done = python(*RUN, "3", "--device=cuda", **nvidia(COUNT=2))
     assert (done.returncode, done.stdout) == (3, "")
-    assert "3 GPUs are needed, 2 visible: 2 on this machine" in done.stderr and "training.communication 3 --device=cpu" in done.stderr
+    assert (
+        "3 GPUs are needed, 2 visible: 2 on this machine" in done.stderr and "training.launcher.communication 3 --device=cpu" in done.stderr
+    )
 
 
 def test_a_torch_for_the_cpu_is_exit_3(nvidia: Callable[..., dict[str, Any]]) -> None:
@@ -88,7 +88,7 @@ def test_a_torch_for_the_cpu_is_exit_3(nvidia: Callable[..., dict[str, Any]]) ->
 def test_the_plan_of_two_gpus(nvidia: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     code = """
 import json
-from training.communication import __main__ as command, verdicts
+from training.launcher.communication import __main__ as command, verdicts
 def show():
     plan = command.plan(command.parse(["2"]))
     print(json.dumps([plan["device"]["value"], len(plan["gpus"]), {v["name"]: v["value"] for v in plan["variables"]}]))

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
-from training.communication import judge, stages
-from training.communication.judge import Finding
-from training.communication.result import HARDWARE, Figures, Result, command, p2p_may_help
-from training.communication.trial import Outcome
+from training.launcher.communication import analysis, stages
+from training.launcher.communication.analysis import Finding
+from training.launcher.communication.result import HARDWARE, Figures, Result, command, p2p_may_help
+from training.launcher.communication.runner import Outcome
 
 LARGE = stages.collective("all_reduce", 8 << 20)
 TORCH = 'File "/env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", line 3000 in all_reduce'
@@ -33,11 +33,11 @@ def hung(*reached: str, **facts: Any) -> Outcome:
 
 
 def find(outcome: Outcome) -> Finding:
-    return judge.judge(outcome, "cpu")
+    return analysis.judge(outcome, "cpu")
 
 
 def test_all_is_well() -> None:
-    assert find(ended(0, 0)) == Finding(judge.OK, "data correct")
+    assert find(ended(0, 0)) == Finding(analysis.OK, "data correct")
 
 
 def test_every_stage_of_a_rank_is_known() -> None:
@@ -87,7 +87,7 @@ def test_a_rank_that_does_not_wait_in_torch_keeps_the_others_waiting() -> None:
 
 
 def test_who_stands_where_we_call_torch_waits() -> None:
-    ours = f'File "{ROOT}/training/distributed.py", line 80 in setup'
+    ours = f'File "{ROOT}/training/inspector/distributed.py", line 80 in setup'
     found = find(hung("meeting", "meeting", stacks={0: [ours], 1: [TORCH]}))
     assert found.text == "after 20 s all ranks hang in the meeting"
 
@@ -189,14 +189,14 @@ def test_wrong_data_names_rank_element_and_values() -> None:
 
 @pytest.mark.parametrize(("ranks", "text"), [([1], "rank 1"), ([0, 2], "ranks 0 and 2"), ([0, 1, 2], "ranks 0, 1 and 2")])
 def test_ranks_in_words(ranks: list[int], text: str) -> None:
-    assert judge.ranks_text(ranks) == text
+    assert analysis.ranks_text(ranks) == text
 
 
 def test_a_good_result_is_one_line() -> None:
-    (check,) = Result(2, "cpu", "gloo", Finding(judge.OK, ""), Figures(8 << 20, 0.2, 1.9, 1.9)).checks()
+    (check,) = Result(2, "cpu", "gloo", Finding(analysis.OK, ""), Figures(8 << 20, 0.2, 1.9, 1.9)).checks()
     text = "all_reduce of 8 MiB over 2 ranks: 1.9 GB/s, 1 KiB in 0.2 ms; data correct"
     assert (check.name, check.status, check.text, check.fixes) == ("communication", "ok", text, [])
-    (check,) = Result(4, "cuda", "nccl", Finding(judge.OK, ""), Figures(64 << 20, 0.031, 42.4, 63.6)).checks()
+    (check,) = Result(4, "cuda", "nccl", Finding(analysis.OK, ""), Figures(64 << 20, 0.031, 42.4, 63.6)).checks()
     assert check.text == "all_reduce of 64 MiB over 4 ranks: 42 GB/s (on the bus 64), 1 KiB in 0.031 ms; data correct"
 
 
@@ -224,7 +224,7 @@ def test_gpus_that_hang_get_advice() -> None:
 
 def test_gpus_that_work_without_peer_to_peer_are_a_warning() -> None:
     figures = Figures(64 << 20, 0.05, 9.5, 9.5)
-    result = Result(2, "cuda", "nccl", Finding(judge.OK, ""), figures, first=find(hung(LARGE, LARGE)), note="remembered in /c.json")
+    result = Result(2, "cuda", "nccl", Finding(analysis.OK, ""), figures, first=find(hung(LARGE, LARGE)), note="remembered in /c.json")
     (check,) = result.checks()
     assert result.ok and result.only_without_p2p and check.status == "warning"
     assert check.text == (
@@ -245,5 +245,5 @@ def test_the_interface_that_a_user_has_chosen_is_named() -> None:
 
 
 def test_evidence_stands_below_the_text() -> None:
-    (check,) = Result(2, "cpu", "gloo", Finding(judge.FAILED, "rank 1 failed", [1], "meeting", ["a", "b"])).checks()
+    (check,) = Result(2, "cpu", "gloo", Finding(analysis.FAILED, "rank 1 failed", [1], "meeting", ["a", "b"])).checks()
     assert check.text == "rank 1 failed\n    │ a\n    │ b"

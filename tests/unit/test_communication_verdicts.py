@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from training.communication import verdicts
-from training.communication.verdicts import forget, remember, remembered
+from training.host import p2p_cache
+from training.host.p2p_cache import forget, remember, remembered
 
 GPUS = ("GPU-a", "GPU-b")
 HERE = ("580.65.06", "2.13.0")  # driver, torch
@@ -31,15 +31,15 @@ def test_a_verdict_is_found_again(file: Path) -> None:
 
 
 def test_a_plan_gets_it_with_its_reason(file: Path) -> None:
-    assert verdicts.variables(GPUS, *HERE, {}) == []
+    assert p2p_cache.variables(GPUS, *HERE, {}) == []
     remember(GPUS, *HERE, "-")
-    (variable,) = verdicts.variables(GPUS, *HERE, {"NCCL_P2P_DISABLE": ""})
+    (variable,) = p2p_cache.variables(GPUS, *HERE, {"NCCL_P2P_DISABLE": ""})
     assert (variable.name, variable.value, variable.origin) == ("NCCL_P2P_DISABLE", "1", "set here")
     assert variable.why == (
         "the GPUs hang or get wrong data with peer-to-peer copies and work without, says a communication test "
         f"({file}); NCCL_P2P_DISABLE=0 with --check tries again"
     )
-    assert verdicts.variables(GPUS, *HERE, {"NCCL_P2P_DISABLE": "0"}) == [], "the user's own value stays"
+    assert p2p_cache.variables(GPUS, *HERE, {"NCCL_P2P_DISABLE": "0"}) == [], "the user's own value stays"
 
 
 def test_it_holds_for_these_gpus_alone_or_with_others() -> None:
@@ -101,13 +101,13 @@ def test_gpus_without_a_name_are_not_remembered(file: Path) -> None:
 def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     standard = tmp_path / ".cache/duet/communication.json"
-    assert verdicts.path({}) == standard
-    assert verdicts.path({"XDG_CACHE_HOME": "relative/is/ignored"}) == standard
-    assert verdicts.path({"XDG_CACHE_HOME": "/var/cache"}) == Path("/var/cache/duet/communication.json")
+    assert p2p_cache.path({}) == standard
+    assert p2p_cache.path({"XDG_CACHE_HOME": "relative/is/ignored"}) == standard
+    assert p2p_cache.path({"XDG_CACHE_HOME": "/var/cache"}) == Path("/var/cache/duet/communication.json")
 
 
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory.")))
-    assert (verdicts.path(), remembered(GPUS, *HERE)) == (None, {})
+    assert (p2p_cache.path(), remembered(GPUS, *HERE)) == (None, {})
     assert remember(GPUS, *HERE, "-") == "not remembered: there is no home folder"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from training.config.commented_json import MAX_DEPTH, Keys, Wrong, parse, short, spelled, without_comments
+from training.config.jsonc import MAX_DEPTH, Keys, Wrong, parse, short, spelled, without_comments
 
 KAIR = sorted((Path(__file__).resolve().parents[1] / "fixtures/kair/options").glob("*/*.json"))
 WORDS = ["a", "x//y", "https://host/p", 'say "no"', "back\\slash", "// all", "é 漢字", "", "{", "],", ":", "tab\there", "true", "\u2028"]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.conftest import only
-from training.config.files import load
-from training.errors import Problem
+from training.config.loader import load
+from training.core.errors import Problem
 
 Write = Callable[..., str]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from training.config.vocabulary import AGREE, KEYS, NETWORK, SAME_AS_TRAIN, UNUSED, Key, leaf
+from training.tasks.video_restoration.kair.keys import AGREE, KEYS, NETWORK, SAME_AS_TRAIN, UNUSED, Key, leaf
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/option_files.md").read_text(encoding="utf-8")
 

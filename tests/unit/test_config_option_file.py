@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from tests.unit.conftest import ROOT, clean_environment, only
-from training.config import resolve, vocabulary
-from training.config.files import Loaded
+from training.config import resolve
 from training.config.flags import CommandLine
-from training.config.option_file import api_key, is_option_file, load
+from training.config.loader import Loaded
 from training.config.schema import FIELDS, VIDEO
-from training.config.vocabulary import KEYS, leaf
-from training.errors import Problem
+from training.core.errors import Problem
+from training.tasks.video_restoration.kair import keys
+from training.tasks.video_restoration.kair.keys import KEYS, leaf
+from training.tasks.video_restoration.kair.loader import api_key, is_option_file, load
 from training.tasks.video_restoration.options import Options
 
 KAIR = sorted((ROOT / "tests/fixtures/kair/options").glob("*/*.json"))
@@ -442,7 +443,7 @@ def test_a_key_is_never_shown_whatever_is_wrong_with_it(text: str, secret: str) 
 ODD = [True, -1, 0.5, 10**17, 1e300, "", "x\0y", "\x1b[2J", [], ["a", None], [1, [2]], {}, {"note": PLAIN}, [{"a": PLAIN}]]
 
 
-@pytest.mark.parametrize("dotted", [*sorted(KEYS), *sorted(vocabulary.SECTIONS), "duet.device", "unknown"])
+@pytest.mark.parametrize("dotted", [*sorted(KEYS), *sorted(keys.SECTIONS), "duet.device", "unknown"])
 def test_any_value_of_any_key_has_an_answer(dotted: str) -> None:
     """No crash, nothing that a screen takes for a command, and nothing of what is within objects."""
     for odd in ODD:
@@ -460,7 +461,7 @@ def test_any_value_of_any_key_has_an_answer(dotted: str) -> None:
 
 
 def test_nothing_heavy_is_imported() -> None:
-    code = "import sys, training.config.option_file; print(sorted({'torch', 'numpy', 'difflib'} & set(sys.modules)))"
+    code = "import sys, training.tasks.video_restoration.kair.loader; print(sorted({'torch', 'numpy', 'difflib'} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=clean_environment(), cwd=ROOT, timeout=60, check=True
     )
@@ -470,4 +471,4 @@ def test_nothing_heavy_is_imported() -> None:
 def test_every_word_has_somewhere_it_belongs() -> None:
     """A known key in the wrong section names the right one."""
     for dotted in KEYS:
-        assert dotted in vocabulary.meant(f"wrong.{leaf(dotted)}") or len([k for k in KEYS if leaf(k) == leaf(dotted)]) > 2
+        assert dotted in keys.meant(f"wrong.{leaf(dotted)}") or len([k for k in KEYS if leaf(k) == leaf(dotted)]) > 2

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.unit.conftest import only
-from training.config.files import Values
 from training.config.flags import parse
+from training.config.loader import Values
 from training.config.resolve import Resolved, resolve
 from training.config.schema import FIELDS, Config, kind
-from training.errors import Problem
+from training.core.errors import Problem
 
 
 def merge(*flags: str, file: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None, old: Values | None = None) -> Resolved:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.conftest import ROOT
-from training.config import files, flags
+from training.config import flags, loader
 from training.config.schema import FIELDS, GROUPS, Config, describe, kind
 
 CONFIGS = ROOT / "configs/dual_gpu"
@@ -43,7 +43,7 @@ def test_no_action_hides_a_field() -> None:
 
 
 def values(name: str) -> dict[str, object]:
-    found, problems = files.load(CONFIGS / f"{name}.py")
+    found, problems = loader.load(CONFIGS / f"{name}.py")
     assert problems == []
     return {n: v for n, (v, _) in found.items()}
 
@@ -70,7 +70,7 @@ def test_quickstart_suits_any_machine() -> None:
 
 def test_there_are_these_four_configs() -> None:
     assert sorted(p.stem for p in CONFIGS.glob("*.py")) == ["__init__", "aggressive", "balanced", "conservative", "quickstart"]
-    assert files.load(CONFIGS / "__init__.py") == ({}, [])
+    assert loader.load(CONFIGS / "__init__.py") == ({}, [])
 
 
 def test_the_defaults_are_those_of_conservative() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.config.secret import first, problems
+from training.config.secrets import first, problems
 
 CLEAN = [
     'curl -d "$DUET_TEXT" https://ntfy.sh/my-topic',

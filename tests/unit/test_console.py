@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from training import console
-from training.errors import Exit, Problem, UserError
+from training.core import log as console
+from training.core.errors import Exit, Problem, UserError
 
 LINE = r"\[{level}\] \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d {text}\n"
 

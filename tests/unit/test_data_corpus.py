@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.conftest import wrong
+from training.core.errors import Problem
 from training.data import corpus
 from training.data.corpus import Source, find
-from training.errors import Problem
 
 Write = Callable[..., str]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from training.data import encoding, read
+from training.core.errors import Exit, Problem, UserError
+from training.data import encoding, readers
 from training.data.corpus import find
 from training.data.prepare import ensure, fingerprint
-from training.errors import Exit, Problem, UserError
 
 Write = Callable[..., str]
 TEXTS = {
@@ -37,7 +37,7 @@ TEXTS = {
 def texts(data: str, name: str = "") -> list[bytes]:
     source, problem = find(data, "", name)
     assert source, problem
-    return [piece.content for piece in read.documents(source, "text")]
+    return [piece.content for piece in readers.documents(source, "text")]
 
 
 def refused(data: str, name: str = "") -> list[Problem]:

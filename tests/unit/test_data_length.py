@@ -12,9 +12,9 @@ import pytest
 from tests.unit.conftest import ENHANCED, Shell, with_flag
 from training.config.batch import Batch, split
 from training.config.schema import Config
-from training.data.length import Length, of_text, plan_length
+from training.core.errors import Exit, UserError
+from training.data.duration import Length, of_text, plan_length
 from training.data.prepare import Prepared
-from training.errors import Exit, UserError
 
 
 def data(tokens: int) -> Prepared:

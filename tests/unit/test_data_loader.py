@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader
 
 from tests.unit.conftest import python
 from training.config.batch import Batch
+from training.core.errors import Exit, UserError
 from training.data.loader import Batches
-from training.data.order import Order, digest
+from training.data.permutation import Order, digest
 from training.data.prepare import Prepared
-from training.data.tokens import TokenDataset, arrive, dataset, pair
-from training.errors import Exit, UserError
+from training.data.token_dataset import TokenDataset, arrive, dataset, pair
 
 SEQ = 8
 
@@ -234,7 +234,7 @@ import numpy as np
 from pathlib import Path
 from training.config.batch import Batch
 from training.data.loader import Batches
-from training.data.tokens import TokenDataset, pair
+from training.data.token_dataset import TokenDataset, pair
 path = Path(sys.argv[1])
 data = TokenDataset([path], 8)
 batches = Batches(data, Batch(2, 8, 1, 1), rank=0, seed=1, workers=2, persistent=sys.argv[2] == "persistent", arrive=pair)

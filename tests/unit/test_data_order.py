@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from training.data.order import Order, digest
+from training.data.permutation import Order, digest
 
 
 def whole(count: int, seed: int = 1, epoch: int = 0) -> list[int]:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.conftest import python
-from training.data import extras, read
+from training.core.errors import Problem, UserError
+from training.data import optional_deps, readers
 from training.data.corpus import SUFFIXES, find
 from training.data.prepare import ensure
-from training.errors import Problem, UserError
 
 Write = Callable[..., str]
 TEXTS = ["one", "", "zwölf\nLinien\n", "训练 🙂", "x" * 1000, "long line\n" * 60_000, "é" * 300_000]
@@ -44,10 +44,10 @@ def put(write: Write, home: Path, name: str, texts: list[str], field: str = "tex
     return name
 
 
-def pieces(data: str, field: str = "text") -> list[read.Piece]:
+def pieces(data: str, field: str = "text") -> list[readers.Piece]:
     source, problem = find(data)
     assert source, problem
-    return list(read.documents(source, field))
+    return list(readers.documents(source, field))
 
 
 def refused(data: str, field: str = "text") -> Problem:
@@ -64,7 +64,7 @@ def test_every_form_gives_the_same(suffix: str, write: Write, home: Path) -> Non
     assert [p[:2] for p in found] == [p[:2] for p in plain]
     documents: list[bytes] = []
     for content, first, _ in found:
-        assert len(content) <= read.PIECE
+        assert len(content) <= readers.PIECE
         content.decode()  # no character is cut
         documents[-1:] = [content] if first and not documents else [documents[-1], content] if first else [documents[-1] + content]
     assert documents == [t.encode() for t in TEXTS]
@@ -131,7 +131,7 @@ def test_a_row_without_text_is_named(write: Write, home: Path) -> None:
 
 
 def test_a_line_without_end(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "MAX_LINE", 100)
+    monkeypatch.setattr(readers, "MAX_LINE", 100)
     assert refused(write("a.jsonl", '{"text": "a"}\n{"text": "' + "x" * 100 + '"}')).what == "a.jsonl:2: a line of more than 100 bytes"
 
 
@@ -158,17 +158,17 @@ def test_memory_does_not_grow_with_the_text(name: str, write: Write, home: Path,
 
 
 def test_missing_packages_are_one_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(optional_deps.importlib.util, "find_spec", lambda name: None)
     files = [Path("a.txt"), Path("b.parquet"), Path("c.parquet"), Path("d.jsonl.zst")]
-    (problem,) = extras.missing(files, "bpe")
+    (problem,) = optional_deps.missing(files, "bpe")
     for said in ("b.parquet needs pyarrow", "d.jsonl.zst needs zstandard", "--tokenizer=bpe needs tokenizers"):
         assert said in problem.what
     assert "c.parquet" not in problem.what
     assert "make extras" in problem.fixes
     assert [f for f in problem.fixes if f.startswith("python -m pip install -r requirements-extras.lock")]
-    assert "x.tiktoken needs tiktoken" in extras.missing([], "x.tiktoken")[0].what
-    assert "t/tokenizer.json needs tokenizers" in extras.missing([], "t/tokenizer.json")[0].what
-    assert extras.missing([Path("a.txt"), Path("b.jsonl.gz")], "bytes") == []
+    assert "x.tiktoken needs tiktoken" in optional_deps.missing([], "x.tiktoken")[0].what
+    assert "t/tokenizer.json needs tokenizers" in optional_deps.missing([], "t/tokenizer.json")[0].what
+    assert optional_deps.missing([Path("a.txt"), Path("b.jsonl.gz")], "bytes") == []
 
 
 def test_nothing_is_missing_here_and_nothing_is_imported() -> None:

@@ -11,11 +11,11 @@ import pytest
 
 from tests.unit.conftest import ROOT
 from training.config.schema import FIELDS, Config
-from training.data import store
+from training.core import manifest
+from training.core.errors import Exit, UserError
+from training.core.rundir import RunDir
+from training.data import prepared_cache
 from training.data.prepare import content
-from training.engine import manifest
-from training.errors import Exit, UserError
-from training.rundir import RunDir
 
 Write = Callable[..., str]
 
@@ -38,9 +38,9 @@ def plan(data: str, seq_len: int = 8, **config: Any) -> dict[str, Any]:
 
 def test_what_one_prepares_the_others_find(write: Write, run: RunDir, tmp_path: Path) -> None:
     asked = plan(write("a.txt", "some text" * 100), num_epochs=2)
-    assert store.published(run) is None
-    data = store.prepare(run, asked, tmp_path / "cache")
-    assert store.published(run) == data
+    assert prepared_cache.published(run) is None
+    data = prepared_cache.prepare(run, asked, tmp_path / "cache")
+    assert prepared_cache.published(run) == data
     assert Path(data.folder).parent == tmp_path / "cache"
     facts = json.loads(run.data.read_text())
     assert facts["steps_per_epoch"] == (data.train_tokens - 1) // 8 // 2  # sequences of a step
@@ -49,7 +49,7 @@ def test_what_one_prepares_the_others_find(write: Write, run: RunDir, tmp_path: 
 
 def test_the_text_field_of_the_configuration_counts(write: Write, run: RunDir, tmp_path: Path) -> None:
     name = write("a.jsonl", '{"body": "some text"}\n' * 30)
-    assert store.prepare(run, plan(name, text_field="body"), tmp_path / "cache").documents == 30
+    assert prepared_cache.prepare(run, plan(name, text_field="body"), tmp_path / "cache").documents == 30
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_a_failure_is_told_and_published(
     if content is not None:
         write(name, content)
     with pytest.raises(UserError) as caught:
-        store.prepare(run, plan(name), tmp_path / "cache")
+        prepared_cache.prepare(run, plan(name), tmp_path / "cache")
     assert caught.value.problems[0].what.startswith(said)
     # The others end with the same code and say nothing: it has been said.
     with pytest.raises(UserError) as other:
-        store.published(run)
+        prepared_cache.published(run)
     assert (other.value.code, other.value.problems) == (Exit.CONFIG, [])
 
 
@@ -78,16 +78,16 @@ def test_a_folder_for_the_shards_that_can_not_be_written(write: Write, run: RunD
     # A resource is missing: a message and exit 3, no traceback; and the other ranks must not wait for ever.
     (tmp_path / "file").touch()
     with pytest.raises(UserError) as caught:
-        store.prepare(run, plan(write("a.txt", "some text" * 100)), tmp_path / "file" / "data")
+        prepared_cache.prepare(run, plan(write("a.txt", "some text" * 100)), tmp_path / "file" / "data")
     assert caught.value.code == Exit.RESOURCES
     assert str(tmp_path / "file") in caught.value.problems[0].what
     with pytest.raises(UserError) as other:
-        store.published(run)
+        prepared_cache.published(run)
     assert other.value.code == Exit.RESOURCES
 
 
 def test_the_shards_are_kept_in_the_project() -> None:
-    assert ROOT / "data" == store.CACHE
+    assert ROOT / "data" == prepared_cache.CACHE
 
 
 def test_a_long_preparation_says_how_far_it_is(
@@ -96,8 +96,8 @@ def test_a_long_preparation_says_how_far_it_is(
     for n in range(10):
         write(f"corpus/{n}.txt", "x" * 100_000)
     clock = iter(range(0, 1000, 2))  # two seconds a document
-    monkeypatch.setattr(store.time, "monotonic", lambda: float(next(clock)))
-    store.prepare(run, plan("corpus"), tmp_path / "cache")
+    monkeypatch.setattr(prepared_cache.time, "monotonic", lambda: float(next(clock)))
+    prepared_cache.prepare(run, plan("corpus"), tmp_path / "cache")
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
     assert lines[0].endswith("preparing data corpus: 300 kB of 1.0 MB (30 %)")
@@ -105,13 +105,13 @@ def test_a_long_preparation_says_how_far_it_is(
 
 
 def test_a_short_one_says_nothing(write: Write, run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store.prepare(run, plan(write("a.txt", "some text" * 100)), tmp_path / "cache")
+    prepared_cache.prepare(run, plan(write("a.txt", "some text" * 100)), tmp_path / "cache")
     assert capsys.readouterr().err == ""
 
 
 def test_the_published_length_is_that_of_the_rest_of_a_resumed_run(write: Write, run: RunDir, tmp_path: Path) -> None:
     name = write("a.txt", "some text" * 100)
-    data = store.prepare(run, plan(name, num_epochs=2), tmp_path / "cache")
+    data = prepared_cache.prepare(run, plan(name, num_epochs=2), tmp_path / "cache")
     sequences = (data.train_tokens - 1) // 8
     facts = {
         "step": 10,
@@ -129,7 +129,7 @@ def test_the_published_length_is_that_of_the_rest_of_a_resumed_run(write: Write,
     manifest.write(folder, facts | {"data": {"folder": Path(data.folder).name, "tokens_sha256": content(data)}})
     wider = plan(name, num_epochs=2)
     wider["batch"]["accumulation"] = 2
-    store.prepare(run, wider, tmp_path / "cache")
+    prepared_cache.prepare(run, wider, tmp_path / "cache")
     found = json.loads(run.data.read_text())
     assert found["total_steps"] == 10 + (sequences - 20) // 4 + sequences // 4
     assert (found["steps_per_epoch"], found["epochs"]) == (sequences // 4, 2)

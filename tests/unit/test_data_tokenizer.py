@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from training.config.schema import Config
+from training.core import manifest
+from training.core.errors import UserError
+from training.core.rundir import RunDir
 from training.data import bpe, tokenizer
 from training.data.corpus import find
 from training.data.prepare import MERGING, ensure
-from training.data.read import Piece
+from training.data.readers import Piece
 from training.data.tokenizer import Bytes, Tokenizer
-from training.engine import manifest
-from training.errors import UserError
-from training.rundir import RunDir
 from training.tasks.gpt import planning
 
 Write = Callable[..., str]

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import re2
 
-from training.diagnose import catalogue, patterns, scan
+from training.diagnose import patterns, scan, signatures
 from training.diagnose.advice import advice, filled
-from training.diagnose.catalogue import EVIDENCE, NONE, ROLES, UNKNOWN, Signature, Text
+from training.diagnose.signatures import EVIDENCE, NONE, ROLES, UNKNOWN, Signature, Text
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
 # As the issue trackers and scripts of people know them; an id that is gone breaks them.
@@ -24,7 +24,7 @@ HEALTHY = "\n".join(
     f"step {i:05d}/20000 | loss: 3.1 | tok/sec: 118,300"
     for i in range(50)
 )
-ALL = catalogue.signatures()
+ALL = signatures.signatures()
 ALIKE = 0.6  # of the words of the shorter sentence
 
 
@@ -37,7 +37,7 @@ def each() -> pytest.MarkDecorator:
 
 
 def test_the_causes_are_those_that_others_rely_on() -> None:
-    assert sorted(catalogue.causes()) == sorted(IDS)
+    assert sorted(signatures.causes()) == sorted(IDS)
 
 
 def test_every_id_exists_once() -> None:
@@ -46,7 +46,7 @@ def test_every_id_exists_once() -> None:
 
 @each()
 def test_an_entry_is_whole(entry: Signature) -> None:
-    assert entry.cause in catalogue.causes() and entry.role in ROLES and (entry.cause != NONE or entry.role == EVIDENCE)
+    assert entry.cause in signatures.causes() and entry.role in ROLES and (entry.cause != NONE or entry.role == EVIDENCE)
     assert entry.patterns and entry.source and entry.versions
     assert entry.says.en and entry.says.zh and len(entry.says.en) == len(entry.says.zh)
     assert bool(entry.advice.en) == bool(entry.advice.zh)
@@ -70,7 +70,7 @@ def test_an_entry_always_has_something_to_say(entry: Signature) -> None:
     for sample in entry.samples:
         known = next(m.groupdict() for p in entry.patterns if (m := re2.search(p, sample)))
         values = {name: value for name, value in known.items() if value is not None}
-        assert filled(entry.says, values, "en") or filled(catalogue.causes()[entry.cause].title, {}, "en")
+        assert filled(entry.says, values, "en") or filled(signatures.causes()[entry.cause].title, {}, "en")
 
 
 @each()
@@ -92,7 +92,7 @@ def test_without_re2_the_same_is_found(entry: Signature) -> None:
 
 @pytest.mark.parametrize("cause", sorted(IDS))
 def test_every_cause_has_words_and_a_log(cause: str) -> None:
-    known = catalogue.causes()[cause]
+    known = signatures.causes()[cause]
     assert known.title.en and known.title.zh and known.source
     assert len(known.advice.en) == len(known.advice.zh) and len(known.ours.en) == len(known.ours.zh)
     if cause != NONE:
@@ -115,17 +115,17 @@ def like(one: str, other: str) -> float:
     return len(words(one) & words(other)) / max(1, min(len(words(one)), len(words(other))))
 
 
-@pytest.mark.parametrize("language", catalogue.LANGUAGES)
+@pytest.mark.parametrize("language", signatures.LANGUAGES)
 def test_no_advice_comes_twice_in_other_words(language: str) -> None:
     twice = []
-    for cause in catalogue.causes():
+    for cause in signatures.causes():
         for entry in [None, *(e for e in ALL if e.cause == cause)]:
             sentences = advice(cause, entry, dict.fromkeys(names(entry.advice) if entry else (), "x"), language)
             twice += [(entry and entry.id, a, b) for a, b in itertools.combinations(sentences, 2) if like(a, b) > ALIKE]
     assert twice == []
 
 
-@pytest.mark.parametrize("language", catalogue.LANGUAGES)
+@pytest.mark.parametrize("language", signatures.LANGUAGES)
 @pytest.mark.parametrize(
     ("entry", "topic"),
     [
@@ -144,20 +144,20 @@ def test_a_topic_comes_once(entry: str, topic: str, language: str) -> None:
         assert sum(1 for sentence in sentences if re.search(topic, sentence)) <= 1, sentences
 
 
-@pytest.mark.parametrize("cause", [c for c in catalogue.causes().values() if c.same], ids=lambda c: c.id)
-def test_a_topic_is_one_of_both(cause: catalogue.Cause) -> None:
+@pytest.mark.parametrize("cause", [c for c in signatures.causes().values() if c.same], ids=lambda c: c.id)
+def test_a_topic_is_one_of_both(cause: signatures.Cause) -> None:
     """Of the advice for a run of the product, and of a text's: otherwise it leaves nothing out."""
     values = {name: f"./launch_train.sh 2 --resume=run --{name}=1 --num_workers=1" for name in names(cause.ours)}
     for topic in cause.same:
-        for language in catalogue.LANGUAGES:
+        for language in signatures.LANGUAGES:
             own = filled(cause.ours, values | {"unused_command": "--find_unused_parameters"}, language)
             special = [s for e in ALL if e.cause == cause.id for s in e.advice.in_language(language)]
             assert any(re.search(topic, s) for s in own) and any(re.search(topic, s) for s in special), topic
 
 
 def test_kinds_have_words_in_both_languages() -> None:
-    assert set(catalogue.kinds()) == {"silent", "desync", "uneven", "torn_down"}
-    assert all(len(text.en) == len(text.zh) > 0 for text in catalogue.kinds().values())
+    assert set(signatures.kinds()) == {"silent", "desync", "uneven", "torn_down"}
+    assert all(len(text.en) == len(text.zh) > 0 for text in signatures.kinds().values())
 
 
 @pytest.mark.timeout(120)

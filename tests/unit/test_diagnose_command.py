@@ -1,4 +1,4 @@
-"""`python -m training.diagnose`: what it prints, what it refuses, and what it gives to strangers."""
+"""`python -m training.cli.diagnose`: what it prints, what it refuses, and what it gives to strangers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from training import heartbeat
-from training.diagnose import __main__ as command
+from training.cli import diagnose as command
+from training.core import heartbeat
+from training.core.rundir import RunDir, write_json
 from training.diagnose import card, result
-from training.rundir import RunDir, write_json
 
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "tests" / "fixtures" / "logs"
@@ -49,7 +49,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def asked(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, str(ROOT / "lib" / "run_module.py"), "training.diagnose", *args]
+    line = [sys.executable, str(ROOT / "lib" / "run_module.py"), "training.cli.diagnose", *args]
     return subprocess.run(line, capture_output=True, text=True, env=os.environ | env, check=False)
 
 
@@ -78,7 +78,7 @@ def test_healthy_is_said_in_a_line() -> None:
 
 
 def test_standard_input_is_a_log() -> None:
-    line = [sys.executable, str(ROOT / "lib" / "run_module.py"), "training.diagnose", "-", "--json"]
+    line = [sys.executable, str(ROOT / "lib" / "run_module.py"), "training.cli.diagnose", "-", "--json"]
     done = subprocess.run(line, input=f"step 1\n{OOM}".encode(), capture_output=True, check=True)
     assert json.loads(done.stdout)["cause"] == "gpu_oom"
 
@@ -301,7 +301,7 @@ def test_a_pipe_is_a_log(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_no_traceback() -> None:
     with open("/dev/full", "w") as full:
-        line = [sys.executable, str(ROOT / "lib" / "run_module.py"), "training.diagnose", str(LOGS / "gpu_oom" / "01.log")]
+        line = [sys.executable, str(ROOT / "lib" / "run_module.py"), "training.cli.diagnose", str(LOGS / "gpu_oom" / "01.log")]
         done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (
         done.returncode == 3 and "the answer can not be written: No space left on device" in done.stderr and "Traceback" not in done.stderr
@@ -396,7 +396,7 @@ def test_without_the_packages_of_the_product(tmp_path: Path) -> None:
         "    def find_spec(self, name, *_):\n"
         "        if name.partition('.')[0] in ('re2', 'psutil', 'numpy', 'torch', 'pynvml', 'tqdm'): raise ModuleNotFoundError(name=name)\n"
         "sys.meta_path.insert(0, Nothing())\n"
-        "from training.diagnose.__main__ import main; sys.exit(main(sys.argv[1:]))"
+        "from training.cli.diagnose import main; sys.exit(main(sys.argv[1:]))"
     )
     done = subprocess.run(
         [bare, "-c", code, str(ROOT), str(LOGS / "gpu_oom" / "01.log"), "--json"], capture_output=True, text=True, cwd=tmp_path, check=False

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from training.config.secret import first
-from training.launch import ending
+from training.config.secrets import first
+from training.launcher import post_run
 
 TEXT = (ROOT / "docs/notify.md").read_text(encoding="utf-8")
 RECIPES = re.findall(r"--notify='[^']+'", TEXT)
@@ -44,7 +44,7 @@ def test_a_recipe_sends_what_happened(recipe: str, tmp_path: Path) -> None:
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "DUET_STATUS": "failed", "DUET_TITLE": FACTS["title"], "DUET_TEXT": FACTS["text"]}
     env |= {name: f"https://{name}" for name in re.findall(r"\$(\w+_WEBHOOK)", command)} | {"NTFY_TOKEN": "secret"}
     done = subprocess.run(
-        [ending.SHELL, "-c", command], cwd=tmp_path, env=env, input=json.dumps(FACTS), capture_output=True, text=True, check=False
+        [post_run.SHELL, "-c", command], cwd=tmp_path, env=env, input=json.dumps(FACTS), capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     args, given = (tmp_path / "args").read_text().splitlines(), (tmp_path / "given").read_text() if (tmp_path / "given").exists() else ""

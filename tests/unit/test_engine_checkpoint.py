@@ -16,12 +16,14 @@ import pytest
 import torch
 
 from training.config.schema import Config
-from training.engine import checkpoint, manifest, optim
-from training.engine.checkpoint import Position
-from training.errors import UserError
+from training.core import manifest
+from training.core.errors import UserError
+from training.tasks import optim
 from training.tasks.gpt import optim as gpt_optim
 from training.tasks.gpt.model import GPT
-from training.tasks.gpt.shape import Shape
+from training.tasks.gpt.model_dims import Shape
+from training.trainer import checkpoint
+from training.trainer.checkpoint import Position
 
 SHAPE = Shape(1, 64, 8)
 FACTS = {"shape": asdict(SHAPE), "optimizer": "muon", "world_size": 2, "run": "x", "data": {}, "tokenizer": "bytes"}

@@ -12,9 +12,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 from training.config.batch import Batch
 from training.config.schema import Config
-from training.distributed import World
-from training.engine.evaluate import Scores, evaluate, why_not
+from training.inspector.distributed import World
 from training.tasks.base import Task
+from training.trainer.evaluate import Scores, evaluate, why_not
 
 CPU = torch.device("cpu")
 

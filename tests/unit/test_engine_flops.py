@@ -10,11 +10,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from training.distributed import World
-from training.engine import flops
-from training.engine.progress import _speed_at_peak
+from training.inspector.distributed import World
 from training.tasks.gpt.model import GPT
-from training.tasks.gpt.shape import Shape, flops_per_token
+from training.tasks.gpt.model_dims import Shape, flops_per_token
+from training.trainer import flops
+from training.trainer.progress import _speed_at_peak
 
 
 @pytest.mark.parametrize("shape", [Shape(2, 256, 64), Shape(4, 500, 96)])

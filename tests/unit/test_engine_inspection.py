@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from training.config.schema import Config
-from training.distributed import World
-from training.engine import inspection
-from training.engine.checkpoint import Position
-from training.engine.steps import NO_CHECKSUM, NO_MEMORY, Memory, Share, StepExchange, StepReport, StopRequest, Work
-from training.errors import Exit
-from training.inspection import checksum
+from training.core.errors import Exit
+from training.inspector import checksum
+from training.inspector.distributed import World
 from training.tasks.gpt.model import GPT
-from training.tasks.gpt.shape import Shape
+from training.tasks.gpt.model_dims import Shape
 from training.tasks.gpt.task import LanguageModel
+from training.trainer import sanity_checks
+from training.trainer.checkpoint import Position
+from training.trainer.step_stats import NO_CHECKSUM, NO_MEMORY, Memory, Share, StepExchange, StepReport, StopRequest, Work
 
 WORLD = World(0, 0, 1, torch.device("cpu"), "none", "-")
 BEGUN = Position(6, 1, 48)
@@ -36,7 +36,7 @@ def session(**more: object) -> Any:
 
 
 def look(*shares: Share, norm: float = 1.0, stop: int = 0) -> None:
-    inspection.look(session(), StepReport(list(shares), stop), BEGUN, norm)
+    sanity_checks.look(session(), StepReport(list(shares), stop), BEGUN, norm)
 
 
 GOOD = Share(7, 4, 2.5, NO_CHECKSUM)
@@ -52,12 +52,12 @@ def test_a_good_step_passes() -> None:
     [
         (
             Share(7, 4, float("nan"), NO_CHECKSUM),
-            inspection.NotFinite,
+            sanity_checks.NotFinite,
             "loss is nan on rank 1 at step 7 (epoch 2, sequences 58, 59, 60, 61)",
         ),
-        (Share(7, 4, float("inf"), NO_CHECKSUM), inspection.NotFinite, "loss is inf on rank 1 at step 7"),
-        (Share(7, 0, float("nan"), NO_CHECKSUM), inspection.EmptyBatch, "rank 1 had an empty batch at step 7"),
-        (Share(8, 4, 2.5, NO_CHECKSUM), inspection.InspectionError, "rank 1 is at step 8, this rank at 7"),
+        (Share(7, 4, float("inf"), NO_CHECKSUM), sanity_checks.NotFinite, "loss is inf on rank 1 at step 7"),
+        (Share(7, 0, float("nan"), NO_CHECKSUM), sanity_checks.EmptyBatch, "rank 1 had an empty batch at step 7"),
+        (Share(8, 4, 2.5, NO_CHECKSUM), sanity_checks.InspectionError, "rank 1 is at step 8, this rank at 7"),
     ],
 )
 def test_a_bad_share_is_named(bad: Share, kind: type[Exception], said: str) -> None:
@@ -67,19 +67,19 @@ def test_a_bad_share_is_named(bad: Share, kind: type[Exception], said: str) -> N
 
 
 def test_a_gradient_that_is_not_finite_is_nobodys_loss() -> None:
-    with pytest.raises(inspection.NotFinite, match="gradient norm is inf at step 7") as caught:
+    with pytest.raises(sanity_checks.NotFinite, match="gradient norm is inf at step 7") as caught:
         look(GOOD, norm=float("inf"))
     assert caught.value.rank is None
 
 
 def test_the_rank_against_the_majority_is_named() -> None:
-    with pytest.raises(inspection.ParametersDiffer, match="parameters differ at step 7: rank 2;") as caught:
+    with pytest.raises(sanity_checks.ParametersDiffer, match="parameters differ at step 7: rank 2;") as caught:
         look(*(Share(7, 4, 2.5, c) for c in (5.0, 5.0, 6.0)))
     assert caught.value.rank == 2
 
 
 def test_among_two_ranks_nobody_is_blamed() -> None:
-    with pytest.raises(inspection.ParametersDiffer, match="ranks 0, 1 among each other") as caught:
+    with pytest.raises(sanity_checks.ParametersDiffer, match="ranks 0, 1 among each other") as caught:
         look(Share(7, 4, 2.5, 5.0), Share(7, 4, 2.5, 6.0))
     assert caught.value.rank is None
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from training.config.schema import Config
-from training.engine import optim
+from training.tasks import optim
 
 
 def test_schedule_warms_up_stays_and_decays() -> None:

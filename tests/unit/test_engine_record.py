@@ -8,10 +8,10 @@ import pytest
 
 from tests.conftest import wait_until
 from training.config.schema import Config
-from training.engine import record, tracking
-from training.engine.record import Recorder
-from training.engine.tracking import End
-from training.rundir import RunDir, append_json, read_records
+from training.core.rundir import RunDir, append_json, read_records
+from training.trainer import metrics_writer, tracking
+from training.trainer.metrics_writer import Recorder
+from training.trainer.tracking import End
 
 
 class Sink:
@@ -121,22 +121,22 @@ def test_a_rank_that_fails_tells_its_trackers_and_does_not_wait_long(
     sink = Sink()
     writer = recorder(run, sink, monkeypatch)
     writer.write({"step": 1})
-    record.failed(1)
+    metrics_writer.failed(1)
     assert sink.end == End(1)
-    record.failed(1)  # it is closed: nothing more happens
+    metrics_writer.failed(1)  # it is closed: nothing more happens
 
     monkeypatch.setattr(tracking, "FAILED_S", 0.2)
     gate = threading.Event()
     writer = recorder(run, Sink(gate), monkeypatch)
     writer.write({"step": 2})
     begun = time.monotonic()
-    record.failed(1)
+    metrics_writer.failed(1)
     assert time.monotonic() - begun < 2
     gate.set()
 
 
 def test_a_rank_without_a_recorder_has_nothing_to_tell() -> None:
-    record.failed(1)
+    metrics_writer.failed(1)
 
 
 def test_trackers_are_told_what_has_happened_since_the_last_start(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,4 +179,4 @@ def test_wandb_mode(config: Config, environ: dict[str, str], expected: str, monk
     monkeypatch.setenv("HOME", str(tmp_path))
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    assert record.wandb_mode(config)[0] == expected
+    assert metrics_writer.wandb_mode(config)[0] == expected

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.conftest import wait_until
-from training import heartbeat
-from training.engine import checkpoint
-from training.engine.checkpoint import Position
-from training.engine.saver import Saver
-from training.errors import Exit, Stopped
+from training.core import heartbeat
+from training.core.errors import Exit, Stopped
+from training.trainer import checkpoint
+from training.trainer.async_checkpoint import Saver
+from training.trainer.checkpoint import Position
 
 FACTS = {"shape": {"depth": 1}, "optimizer": "muon", "world_size": 1, "data": {}, "tokenizer": "bytes"}
 
@@ -190,7 +190,7 @@ def test_who_waits_for_a_slow_disk_shows_that_it_moves(
     """The heartbeat changes with each piece that is written, and not while nothing is: that is a hang."""
     heartbeat.start(tmp_path / "beat.bin", 0)
     monkeypatch.setattr(heartbeat, "current", heartbeat.current)  # put back afterwards
-    monkeypatch.setattr("training.engine.saver.POLL_S", 0.005)
+    monkeypatch.setattr("training.trainer.async_checkpoint.POLL_S", 0.005)
 
     def beats() -> int:
         beat = heartbeat.read(tmp_path / "beat.bin")

@@ -15,9 +15,9 @@ from tests.conftest import TOKEN
 from tests.unit.conftest import ROOT, clean_environment
 from tests.unit.wandb_server import WandbServer
 from training.config.schema import Config
-from training.engine import tracking
-from training.engine.tracking import End, TensorBoard, figures, public
-from training.rundir import RunDir, append_json, read_json, read_records
+from training.core.rundir import RunDir, append_json, read_json, read_records
+from training.trainer import tracking
+from training.trainer.tracking import End, TensorBoard, figures, public
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 STEP = {"time": 1.0, "step": 3, "epoch": 1, "loss": 2.5, "mfu": None, "own_ms": [1.5, 2.5], "memory_bytes": [10, None]}
@@ -26,9 +26,9 @@ RANK_0 = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from training.config.schema import Config
-from training.engine import record, tracking
-from training.engine.record import Recorder
-from training.rundir import RunDir
+from training.trainer import record, tracking
+from training.trainer.metrics_writer import Recorder
+from training.core.rundir import RunDir
 run, mode, first, last = RunDir(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 run.create()
 tracking.WANDB_INIT_S = 3.0
@@ -188,6 +188,6 @@ def test_an_id_that_is_damaged_is_made_anew(run: RunDir) -> None:
 
 
 def test_no_torch_and_no_wandb_before_the_first_record() -> None:
-    code = "import sys, training.engine.record; print([m for m in ('torch', 'wandb', 'tensorboard') if m in sys.modules])"
+    code = "import sys, training.trainer.metrics_writer; print([m for m in ('torch', 'wandb', 'tensorboard') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

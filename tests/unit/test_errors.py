@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from tests.unit.conftest import ROOT
-from training.errors import EXIT_MEANING, RANK_DISK_FULL, RANK_FAILED, Exit, Problem, UserError
+from training.core.errors import EXIT_MEANING, RANK_DISK_FULL, RANK_FAILED, Exit, Problem, UserError
 
 
 def test_the_exit_codes_are_fixed() -> None:
@@ -47,7 +47,7 @@ def test_one_problem_or_many_with_their_exit_code() -> None:
 
 
 def test_the_module_imports_nothing_of_the_project() -> None:
-    tree = ast.parse((ROOT / "training/errors.py").read_text())
+    tree = ast.parse((ROOT / "training/core/errors.py").read_text())
     modules = [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
     modules += [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
     assert not [m for m in modules if m.startswith("training")]

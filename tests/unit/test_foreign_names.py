@@ -14,7 +14,7 @@ from training.config import foreign_names, meant
 from training.config.foreign_names import ROWS, Foreign
 from training.config.schema import FIELDS
 from training.config.translate import RANKS
-from training.rundir import write_json
+from training.core.rundir import write_json
 
 Write = Callable[..., str]
 CONFIG = "device = 'cpu'\ndevice_batch_size = 4\nmax_seq_len = 32\ntotal_batch_size = 256\nnum_iterations = 400\ndata = 'a.txt'\n"

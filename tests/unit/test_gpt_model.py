@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from training.tasks.gpt.model import GPT, Frugal
-from training.tasks.gpt.shape import Shape
+from training.tasks.gpt.model_dims import Shape
 
 
 def gpt(depth: int = 2, vocab: int = 64, length: int = 16, seed: int = 0) -> GPT:

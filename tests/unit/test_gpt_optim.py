@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from training.config.schema import Config
-from training.engine.optim import Optimizers
 from training.tasks.gpt import optim
 from training.tasks.gpt.model import GPT
+from training.tasks.gpt.model_dims import Shape
 from training.tasks.gpt.muon import Fp32Muon
-from training.tasks.gpt.shape import Shape
+from training.tasks.optim import Optimizers
 
 
 def gpt() -> GPT:

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from training import heartbeat
 from training.config.batch import Batch
 from training.config.schema import Config
+from training.core import heartbeat
+from training.core.rundir import write_json
 from training.data.prepare import Prepared
 from training.data.tokenizer import BOS
-from training.distributed import World
-from training.engine.evaluate import Scores, evaluate, why_not
-from training.rundir import write_json
+from training.inspector.distributed import World
 from training.tasks.gpt.model import GPT, Frugal
-from training.tasks.gpt.shape import Shape
+from training.tasks.gpt.model_dims import Shape
 from training.tasks.gpt.task import LanguageModel
+from training.trainer.evaluate import Scores, evaluate, why_not
 
 WORLD = World(0, 0, 1, torch.device("cpu"), "none", "-")
 

@@ -13,8 +13,8 @@ import pytest
 
 from benchmarks import heartbeats
 from tests.unit.conftest import clean_environment
-from training import heartbeat
-from training.heartbeat import STEP_PHASES, Heartbeat
+from training.core import heartbeat
+from training.core.heartbeat import STEP_PHASES, Heartbeat
 
 
 def test_a_beat_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_it_tells_where_a_killed_rank_was(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_an_error_and_no_bus_error(on_small_disk: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     code = (
-        "from pathlib import Path; from training.heartbeat import Heartbeat\n"
+        "from pathlib import Path; from training.core.heartbeat import Heartbeat\n"
         "try: Heartbeat(Path('rank0.bin'), 0).beat('forward')\n"
         "except OSError as error: print(error.strerror)"
     )

@@ -8,10 +8,10 @@ import re
 import pytest
 
 from tests.unit.conftest import ROOT
-from training.host import catalogue
-from training.host.variables import explain
+from training.host import env_catalog
+from training.host.env_vars import explain
 
-TABLE = json.loads(catalogue.TABLE.read_text(encoding="utf-8"))
+TABLE = json.loads(env_catalog.TABLE.read_text(encoding="utf-8"))
 HEADERS = ROOT / ".venv/lib"
 
 
@@ -52,15 +52,15 @@ def test_every_name_in_the_headers_of_the_installed_torch_is_known() -> None:
     names = torch_names()
     if not names:
         pytest.skip("no headers of torch here")
-    assert names - set(catalogue.known()) == set()
+    assert names - set(env_catalog.known()) == set()
 
 
 def test_unknown_names_of_nccl_and_what_was_meant() -> None:
-    assert catalogue.unknown("NCCL_SOCKET_IFNAM") == "is not a variable NCCL knows, did you mean NCCL_SOCKET_IFNAME?"
-    assert catalogue.unknown("TORCH_NCCL_ENABLE_TIMINGS") == "is not a variable torch knows, did you mean TORCH_NCCL_ENABLE_TIMING?"
-    assert catalogue.unknown("NCCL_NOTHING_LIKE_IT") == "is not a variable NCCL knows"
-    assert catalogue.unknown("NCCL_DEBUG") == ""
-    assert catalogue.unknown("CUDA_WHATEVER") == "", "anybody may use other names"
+    assert env_catalog.unknown("NCCL_SOCKET_IFNAM") == "is not a variable NCCL knows, did you mean NCCL_SOCKET_IFNAME?"
+    assert env_catalog.unknown("TORCH_NCCL_ENABLE_TIMINGS") == "is not a variable torch knows, did you mean TORCH_NCCL_ENABLE_TIMING?"
+    assert env_catalog.unknown("NCCL_NOTHING_LIKE_IT") == "is not a variable NCCL knows"
+    assert env_catalog.unknown("NCCL_DEBUG") == ""
+    assert env_catalog.unknown("CUDA_WHATEVER") == "", "anybody may use other names"
 
 
 @pytest.mark.parametrize(
@@ -84,4 +84,4 @@ def test_what_only_a_gpu_run_reads() -> None:
 
 def test_what_of_an_environment_matters() -> None:
     environ = {"PATH": "/bin", "NCCL_ZZZ": "1", "OMP_NUM_THREADS": "2", "NCCL_DEBUG": "INFO", "LS_COLORS": "x", "NCCL_TIMEOUT": "1"}
-    assert catalogue.relevant(environ) == ["NCCL_DEBUG", "OMP_NUM_THREADS", "NCCL_TIMEOUT", "NCCL_ZZZ"]
+    assert env_catalog.relevant(environ) == ["NCCL_DEBUG", "OMP_NUM_THREADS", "NCCL_TIMEOUT", "NCCL_ZZZ"]

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from training.config.schema import Config
-from training.host import decide
+from training.host import decisions
 from training.host.gpus import Gpu, Machine
+from training.host.placement import LOCAL, RANK, Place
 from training.host.torch_build import TorchBuild
-from training.launch.place import LOCAL, RANK, Place
 
 GIB = 1 << 30
 TORCH, CPU_TORCH = TorchBuild("2.13.0", "13.0"), TorchBuild("2.13.0+cpu", None)
@@ -29,9 +29,9 @@ def config(**values: Any) -> Config:
 
 
 def test_the_device_as_asked() -> None:
-    assert decide.device(config(device="cpu"), 2, machine(32, 32), TORCH).record() == {"value": "cpu", "reason": "as asked"}
+    assert decisions.device(config(device="cpu"), 2, machine(32, 32), TORCH).record() == {"value": "cpu", "reason": "as asked"}
     # Without a GPU too: the check of the resources says so, and nothing is changed behind the user's back.
-    assert decide.device(config(device="cuda"), 2, machine(), CPU_TORCH).value == "cuda"
+    assert decisions.device(config(device="cuda"), 2, machine(), CPU_TORCH).value == "cuda"
 
 
 @pytest.mark.parametrize(
@@ -47,66 +47,66 @@ def test_the_device_as_asked() -> None:
 )
 def test_the_device_by_itself(ranks: int, gpus: int, value: str, reason: str) -> None:
     for torch in (TORCH, None):  # None: a torch that does not say what it was built for
-        found = decide.device(config(device="auto"), ranks, machine(*[32] * gpus), torch)
+        found = decisions.device(config(device="auto"), ranks, machine(*[32] * gpus), torch)
         assert found.record() == {"value": value, "reason": reason}
 
 
 def test_gpus_are_of_no_use_to_a_torch_for_the_cpu() -> None:
-    found = decide.device(config(device="auto"), 2, machine(32, 32), CPU_TORCH)
+    found = decisions.device(config(device="auto"), 2, machine(32, 32), CPU_TORCH)
     assert found.value == "cpu"
     assert found.reason == "there are 2 GPUs, but the installed torch 2.13.0+cpu is built for the CPU only"
 
 
 def test_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert decide.precision(config(precision="fp32"), "cuda", 2, machine(32, 32)).record() == {"value": "fp32", "reason": "as asked"}
-    assert decide.precision(config(), "cuda", 2, machine(32, 32)).value == "bf16"
-    assert decide.precision(config(), "cuda", 2, machine(32, 32, capability=(8, 0))).value == "bf16"
-    assert decide.precision(config(), "cuda", 2, machine(32, 32, capability=None)).value == "bf16"
-    old = decide.precision(config(), "cuda", 2, machine(32, 32, capability=(7, 5)))
+    assert decisions.precision(config(precision="fp32"), "cuda", 2, machine(32, 32)).record() == {"value": "fp32", "reason": "as asked"}
+    assert decisions.precision(config(), "cuda", 2, machine(32, 32)).value == "bf16"
+    assert decisions.precision(config(), "cuda", 2, machine(32, 32, capability=(8, 0))).value == "bf16"
+    assert decisions.precision(config(), "cuda", 2, machine(32, 32, capability=None)).value == "bf16"
+    old = decisions.precision(config(), "cuda", 2, machine(32, 32, capability=(7, 5)))
     assert old.record() == {"value": "fp32", "reason": "Card 0 has no bf16"}
-    monkeypatch.setattr(decide, "cpu_flags", lambda: {"avx2", "amx_bf16", "avx512_bf16"})
-    fast = decide.precision(config(), "cpu", 2, machine())
+    monkeypatch.setattr(decisions, "cpu_flags", lambda: {"avx2", "amx_bf16", "avx512_bf16"})
+    fast = decisions.precision(config(), "cpu", 2, machine())
     assert fast.record() == {"value": "bf16", "reason": "this CPU has bf16 matrix instructions (amx_bf16, avx512_bf16)"}
-    monkeypatch.setattr(decide, "cpu_flags", lambda: {"avx2"})
-    assert decide.precision(config(), "cpu", 2, machine()).value == "fp32"
+    monkeypatch.setattr(decisions, "cpu_flags", lambda: {"avx2"})
+    assert decisions.precision(config(), "cpu", 2, machine()).value == "fp32"
 
 
 def test_a_gpu_that_is_not_used_does_not_decide() -> None:
     mixed = Machine((*machine(32).gpus, *machine(32, capability=(7, 5)).gpus), "2 on this machine")
-    assert decide.precision(config(), "cuda", 1, mixed).value == "bf16"
-    assert decide.precision(config(), "cuda", 2, mixed).value == "fp32"
+    assert decisions.precision(config(), "cuda", 1, mixed).value == "bf16"
+    assert decisions.precision(config(), "cuda", 2, mixed).value == "fp32"
 
 
 def test_cpu_flags_are_words(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "processor\t: 0\nmodel name\t: X\nflags\t\t: fpu avx2 avx512_bf16\n\nprocessor\t: 1\nflags\t\t: fpu\n"
-    monkeypatch.setattr(decide.Path, "read_text", lambda self: text)
-    assert decide.cpu_flags() == {"fpu", "avx2", "avx512_bf16"}
-    monkeypatch.setattr(decide.Path, "read_text", lambda self: "no such line\n")
-    assert decide.cpu_flags() == set()
+    monkeypatch.setattr(decisions.Path, "read_text", lambda self: text)
+    assert decisions.cpu_flags() == {"fpu", "avx2", "avx512_bf16"}
+    monkeypatch.setattr(decisions.Path, "read_text", lambda self: "no such line\n")
+    assert decisions.cpu_flags() == set()
 
 
 def test_compile() -> None:
-    assert decide.compiled(config(), "cuda").value is True
-    assert decide.compiled(config(), "cpu").value is False
-    assert decide.compiled(config(compile="1"), "cpu").record() == {"value": True, "reason": "as asked"}
-    assert decide.compiled(config(compile="0"), "cuda").record() == {"value": False, "reason": "as asked"}
+    assert decisions.compiled(config(), "cuda").value is True
+    assert decisions.compiled(config(), "cpu").value is False
+    assert decisions.compiled(config(compile="1"), "cpu").record() == {"value": True, "reason": "as asked"}
+    assert decisions.compiled(config(compile="0"), "cuda").record() == {"value": False, "reason": "as asked"}
 
 
 def test_a_static_graph_only_where_torch_can_do_it() -> None:
-    assert decide.static_graph(config(), 1).value is False
-    assert decide.static_graph(config(use_static_graph=True), 1).record() == {"value": True, "reason": "as asked"}
-    several = decide.static_graph(config(use_static_graph=True), 4)
+    assert decisions.static_graph(config(), 1).value is False
+    assert decisions.static_graph(config(use_static_graph=True), 1).record() == {"value": True, "reason": "as asked"}
+    several = decisions.static_graph(config(use_static_graph=True), 4)
     assert several.value is False
     assert "here 4 steps" in several.reason
 
 
 def test_the_room_for_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert decide.budget("cuda", 2, machine(30, 20)) == 20 * GIB
-    assert decide.budget("cuda", 1, machine(30, 20)) == 30 * GIB
-    assert decide.budget("cuda", 2, machine(None, 20)) == 20 * GIB
-    assert decide.budget("cuda", 2, machine(None, None)) is None
-    monkeypatch.setattr(decide.limits, "available_memory", lambda: 12 * GIB)
-    assert decide.budget("cpu", 3, machine()) == 4 * GIB
+    assert decisions.budget("cuda", 2, machine(30, 20)) == 20 * GIB
+    assert decisions.budget("cuda", 1, machine(30, 20)) == 30 * GIB
+    assert decisions.budget("cuda", 2, machine(None, 20)) == 20 * GIB
+    assert decisions.budget("cuda", 2, machine(None, None)) is None
+    monkeypatch.setattr(decisions.limits, "available_memory", lambda: 12 * GIB)
+    assert decisions.budget("cpu", 3, machine()) == 4 * GIB
 
 
 @pytest.mark.parametrize(
@@ -122,6 +122,6 @@ def test_the_room_for_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_who_starts_the_ranks(script: str, ranks: int, asked: str, value: str, said: str) -> None:
     kind = RANK if "started" in said else LOCAL
-    choice = decide.launcher(config(launcher=asked), Place(kind, "nobody", ""), script, ranks)
+    choice = decisions.launcher(config(launcher=asked), Place(kind, "nobody", ""), script, ranks)
     assert choice.value == value
     assert said in choice.reason

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from training.config import batch, files
+from training.config import batch, loader
 from training.config.schema import Config
-from training.host import fit
-from training.host.memory import GIB, Load, estimate
+from training.tasks.gpt import memory_fit
+from training.tasks.gpt.memory import GIB, Load, estimate
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("conservative", "balanced", "aggressive")
 
 
 def ready(name: str, **more: Any) -> Config:
-    values, problems = files.load(ROOT / f"configs/dual_gpu/{name}.py")
+    values, problems = loader.load(ROOT / f"configs/dual_gpu/{name}.py")
     assert not problems
     return Config(**{key: value for key, (value, _) in values.items()} | more)
 
@@ -27,8 +27,8 @@ def load_of(config: Config, vocab: int = 320, compiled: bool = True) -> Load:
     return Load(config.depth, 0, config.max_seq_len, vocab, bf16=True, compiled=compiled)
 
 
-def chosen(config: Config, gib: float | None, vocab: int = 320, compiled: bool = True) -> fit.Fit:
-    found = fit.choose(load_of(config, vocab, compiled), config, 2, None if gib is None else int(gib * GIB))
+def chosen(config: Config, gib: float | None, vocab: int = 320, compiled: bool = True) -> memory_fit.Fit:
+    found = memory_fit.choose(load_of(config, vocab, compiled), config, 2, None if gib is None else int(gib * GIB))
     assert found is not None
     return found
 
@@ -58,7 +58,7 @@ def test_as_little_as_possible_is_computed_again() -> None:
         assert estimate(found.load).needed <= gib * GIB
         cheaper = [replace(found.load, blocks=b) for b in range(found.load.blocks)]
         fitting = [one for one in cheaper if estimate(one).needed <= gib * GIB]
-        assert all(found.load.extra_time - one.extra_time <= fit.CHEAP for one in fitting), "more only to be not tight, when cheap"
+        assert all(found.load.extra_time - one.extra_time <= memory_fit.CHEAP for one in fitting), "more only to be not tight, when cheap"
         if len(fitting) > 0:
             assert estimate(found.load).tight <= gib * GIB
 
@@ -95,7 +95,7 @@ def test_unknown_free_memory_decides_nothing() -> None:
 def test_too_little_for_anything_is_said() -> None:
     found = chosen(ready("aggressive"), 3)
     assert "14 sequences do not fit 3.0 GiB" in found.blocks.reason
-    least = min(estimate(replace(found.load, blocks=b, chunks=c)).total for b in range(21) for c in fit.CHUNKS)
+    least = min(estimate(replace(found.load, blocks=b, chunks=c)).total for b in range(21) for c in memory_fit.CHUNKS)
     assert estimate(found.load).total <= 1.02 * least
 
 
@@ -108,7 +108,7 @@ def test_an_automatic_device_batch_is_the_fastest_that_fits(name: str, gib: int)
     sizes = batch.device_choices(config.max_seq_len, 2, config.total_batch_size)
     assert found.load.sequences in sizes
     for size in (s for s in sizes if s > found.load.sequences):
-        larger = fit.cheapest(replace(found.load, sequences=size), config, gib * GIB)
+        larger = memory_fit.cheapest(replace(found.load, sequences=size), config, gib * GIB)
         assert larger is None or larger.extra_time > found.load.extra_time
     if gib == 200:
         assert (found.load.sequences, found.load.blocks, found.load.chunks) == (sizes[-1], 0, 1)
@@ -122,7 +122,7 @@ def test_an_impossible_or_hopeless_device_batch() -> None:
     unknown = chosen(config, None)
     assert unknown.load.sequences == 12
     odd = replace(config, total_batch_size=24577)
-    assert fit.choose(load_of(odd), odd, 2, None) is None
+    assert memory_fit.choose(load_of(odd), odd, 2, None) is None
 
 
 @pytest.mark.parametrize("gib", [4, 6, 9, 12, 20, 31])
@@ -138,7 +138,7 @@ def test_what_is_suggested_fits_and_divides(name: str, more: dict[str, Any], gib
     found = chosen(config, gib, vocab)
     if estimate(found.load).needed <= gib * GIB:
         return
-    changes = fit.suggestions(found.load, config, 2, gib * GIB)
+    changes = memory_fit.suggestions(found.load, config, 2, gib * GIB)
     assert changes
     for change in changes:
         changed = replace(config, **change)
@@ -155,7 +155,7 @@ def test_a_smaller_micro_batch_pays_for_accumulating() -> None:
     config = ready("conservative", device_batch_size="auto")
     load = replace(load_of(config), ranks=2, total_tokens=config.total_batch_size)
     for gib in (5, 8, 12, 31):
-        found = fit.choose(load, config, 2, gib * GIB)
+        found = memory_fit.choose(load, config, 2, gib * GIB)
         assert found
         accumulates = config.total_batch_size > 2 * found.load.tokens
         assert estimate(found.load).gradients == 4 * load.shape.weights * (2 if accumulates else 1)

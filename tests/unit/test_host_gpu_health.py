@@ -12,9 +12,9 @@ import pytest
 
 from tests.unit.conftest import ROOT, SIMPLE, ask, fake_torch, python
 from training.host.gpus import Gpu, slowdowns
-from training.host.preflight import gpu_health
-from training.host.preflight.gpu_state import Pair, State
 from training.host.torch_build import TorchBuild
+from training.plan.preflight import gpu_health
+from training.plan.preflight.gpu_state import Pair, State
 
 Nvidia = Callable[..., dict[str, Any]]
 QUIET = {"REASONS": 1, "ECC": 0, "WIDTH": 16, "GENERATION": 1}
@@ -24,7 +24,7 @@ QUICKSTART = "configs/dual_gpu/quickstart.py"
 def checks(variables: dict[str, str]) -> list[dict[str, Any]]:
     """What is said of the GPUs that a process with this environment sees."""
     code = (
-        "import json; from training.host import gpus; from training.host.preflight import gpu_health;"
+        "import json; from training.host import gpus; from training.plan.preflight import gpu_health;"
         "print(json.dumps([c.record() for c in gpu_health.checks(gpus.look().gpus)]))"
     )
     done = python("-c", code, **variables)
@@ -140,7 +140,7 @@ def test_one_gpu_has_no_links(nvidia: Nvidia) -> None:
 
 def test_a_driver_that_stopped_answering(nvidia: Nvidia) -> None:
     code = (
-        "from training.host.gpus import Gpu; from training.host.preflight import gpu_health;"
+        "from training.host.gpus import Gpu; from training.plan.preflight import gpu_health;"
         "print(gpu_health.checks([Gpu(0, 'GPU-0', 'x', None, None, None, None, None)]))"
     )
     done = python("-c", code, **nvidia(INIT=9))

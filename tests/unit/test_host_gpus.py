@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.unit.conftest import ROOT, SIMPLE, clean_environment, python
-from training.host import memory
 from training.host.gpus import Gpu, Machine, visible
+from training.tasks.gpt import memory
 
 GIB = 1 << 30
 UUID = "GPU-000000a{}-0000-4000-8000-000000000000"
@@ -35,7 +35,7 @@ def look(variables: dict[str, str]) -> Machine:
 
 
 def dry_run(variables: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
-    return python("-m", "training.plan", SIMPLE, *args, "--dry_run", cwd=ROOT, **variables)
+    return python("-m", "training.cli.plan", SIMPLE, *args, "--dry_run", cwd=ROOT, **variables)
 
 
 BALANCED, QUICKSTART = "configs/dual_gpu/balanced.py", "configs/dual_gpu/quickstart.py"
@@ -191,7 +191,7 @@ def test_auto_takes_two_gpus_and_falls_back_to_the_cpu_with_the_reason(nvidia: N
 )
 def test_too_little_gpu_ends_with_exit_3_and_what_to_do(values: dict[str, object], said: str, nvidia: Nvidia, tmp_path: Path) -> None:
     folders = [f"--out_dir={tmp_path}/runs", f"--log_dir={tmp_path}/logs"]
-    done = python("-m", "training.plan", SIMPLE, BALANCED, *folders, cwd=ROOT, **nvidia(**values))
+    done = python("-m", "training.cli.plan", SIMPLE, BALANCED, *folders, cwd=ROOT, **nvidia(**values))
     assert (done.returncode, done.stdout) == (3, "")
     assert said in done.stderr
     assert "    try:     " in done.stderr
@@ -255,7 +255,7 @@ def test_before_the_installation_gpus_are_counted_without_pynvml(nvidia: Nvidia)
     ):
         done = python("-S", "-c", code, **nvidia(**variables))
         assert (done.stdout, done.stderr) == (answer + "\n", "")
-    plan = ("lib/run_module.py", "training.plan", "--before-install", "train_dual_gpu.sh", BALANCED)
+    plan = ("lib/run_module.py", "training.cli.plan", "--before-install", "train_dual_gpu.sh", BALANCED)
     done = python("-S", *plan, cwd=ROOT, **nvidia(COUNT=1))
     assert done.returncode == 3 and "2 GPUs are needed, 1 visible" in done.stderr
     done = python("-S", *plan, cwd=ROOT, **nvidia(COUNT=2))

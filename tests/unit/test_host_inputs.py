@@ -11,9 +11,9 @@ import pytest
 
 from training.config.schema import Config
 from training.host import packages
-from training.host.preflight import inputs
-from training.host.preflight.inputs import data, wandb
-from training.host.preflight.report import ERROR, OK, WARNING
+from training.plan.preflight import data_checks
+from training.plan.preflight.data_checks import data, wandb
+from training.plan.preflight.report import ERROR, OK, WARNING
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
@@ -62,7 +62,7 @@ def test_a_file_that_opens_but_can_not_be_read(tmp_path: Path) -> None:
 def test_too_many_files_for_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = made(tmp_path, a_txt=b"x", b_txt=b"x", c_txt=b"x")
     times = iter([0.0, 0.1, 0.5])
-    monkeypatch.setattr(inputs.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(data_checks.time, "monotonic", lambda: next(times))
     found = data(files, "texts/")
     assert (found.status, found.text) == (OK, "the first 2 of 3 files are readable (stopped after 0.4 s)")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from training.host import limits, variables
+from training.host import cgroups, env_vars
 
 GIB = 1 << 30
 Groups = Callable[..., None]
@@ -25,22 +25,22 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text + "\n")
         (tmp_path / "own").write_text(own + "\n")
-        monkeypatch.setattr(limits, "ROOT", tmp_path / "cgroup")
-        monkeypatch.setattr(limits, "OWN", tmp_path / "own")
+        monkeypatch.setattr(cgroups, "ROOT", tmp_path / "cgroup")
+        monkeypatch.setattr(cgroups, "OWN", tmp_path / "own")
 
     return make
 
 
 def test_no_limit_anywhere(groups: Groups) -> None:
     groups("0::/user.slice", {"user.slice/cpu.max": "max 100000", "user.slice/memory.max": "max", "user.slice/memory.current": "5"})
-    assert (limits.cpu_quota(), limits.memory()) == (None, None)
+    assert (cgroups.cpu_quota(), cgroups.memory()) == (None, None)
     groups("4:memory:/\n1:cpu,cpuacct:/", {"memory/memory.limit_in_bytes": "9223372036854771712", "memory/memory.usage_in_bytes": "7"})
-    assert (limits.cpu_quota(), limits.memory()) == (None, None)
+    assert (cgroups.cpu_quota(), cgroups.memory()) == (None, None)
 
 
 def test_a_system_without_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "OWN", tmp_path / "not there")
-    assert (limits.cpu_quota(), limits.memory()) == (None, None)
+    monkeypatch.setattr(cgroups, "OWN", tmp_path / "not there")
+    assert (cgroups.cpu_quota(), cgroups.memory()) == (None, None)
 
 
 def test_version_2_the_tightest_of_the_groups_above_counts(groups: Groups) -> None:
@@ -57,9 +57,9 @@ def test_version_2_the_tightest_of_the_groups_above_counts(groups: Groups) -> No
             "machine/job/memory.stat": f"anon 1\ninactive_file {2 * GIB}\nactive_file 9",
         },
     )
-    assert limits.cpu_quota() == 1.5
+    assert cgroups.cpu_quota() == 1.5
     # Files that were read some time ago are counted by the kernel, but given back at once.
-    assert limits.memory() == limits.Memory(16 * GIB, 4 * GIB)
+    assert cgroups.memory() == cgroups.Memory(16 * GIB, 4 * GIB)
 
 
 def test_version_1(groups: Groups) -> None:
@@ -75,18 +75,18 @@ def test_version_1(groups: Groups) -> None:
             "memory/box/memory.stat": "total_inactive_file 0\ninactive_file 77",
         },
     )
-    assert (limits.cpu_quota(), limits.memory()) == (0.5, limits.Memory(2 * GIB, GIB))
+    assert (cgroups.cpu_quota(), cgroups.memory()) == (0.5, cgroups.Memory(2 * GIB, GIB))
 
 
 @pytest.mark.parametrize("path", ["/docker/4711", "/../.."])
 def test_a_container_that_sees_its_host_s_path(path: str, groups: Groups) -> None:
     groups(f"0::{path}", {"cpu.max": "200000 100000", "memory.max": str(GIB), "memory.current": "0"})
-    assert (limits.cpu_quota(), limits.memory()) == (2.0, limits.Memory(GIB, 0))
+    assert (cgroups.cpu_quota(), cgroups.memory()) == (2.0, cgroups.Memory(GIB, 0))
 
 
 def test_more_used_than_allowed_is_no_room(groups: Groups) -> None:
     groups("0::/", {"memory.max": "100", "memory.current": "150"})
-    found = limits.memory()
+    found = cgroups.memory()
     assert found is not None
     assert found.room == 0
 
@@ -95,37 +95,37 @@ def test_more_used_than_allowed_is_no_room(groups: Groups) -> None:
 def test_cores_are_not_more_than_the_time_that_is_given(quota: str, cores: int, groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
     groups("0::/", {"cpu.max": quota})
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
-    assert variables.cpu_count() == cores
+    assert env_vars.cpu_count() == cores
 
 
 def test_what_is_there_is_the_lesser_and_who_says_so(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "machine_memory", lambda: 8 * GIB)
+    monkeypatch.setattr(cgroups, "machine_memory", lambda: 8 * GIB)
     groups("0::/", {"memory.max": str(4 * GIB), "memory.current": str(GIB)})
-    assert limits.available_memory() == 3 * GIB
-    assert limits.says_who() == " (the control group of this shell or container allows 4.0 GiB)"
+    assert cgroups.available_memory() == 3 * GIB
+    assert cgroups.says_who() == " (the control group of this shell or container allows 4.0 GiB)"
     groups("0::/", {"memory.max": str(64 * GIB), "memory.current": str(GIB)})
-    assert (limits.available_memory(), limits.says_who()) == (8 * GIB, "")
+    assert (cgroups.available_memory(), cgroups.says_who()) == (8 * GIB, "")
 
 
 def test_memory_of_the_machine() -> None:
-    assert abs(limits.machine_memory() - psutil.virtual_memory().available) < GIB
+    assert abs(cgroups.machine_memory() - psutil.virtual_memory().available) < GIB
 
 
 def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert limits.open_files()[0] >= 1
+    assert cgroups.open_files()[0] >= 1
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, resource.RLIM_INFINITY))
-    assert limits.open_files() == (1024, limits.UNLIMITED)
+    assert cgroups.open_files() == (1024, cgroups.UNLIMITED)
 
 
 def test_the_kernels_count_of_processes_it_ended_for_memory(groups: Groups, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = tmp_path / "vmstat"
     machine.write_text("pgfault 5\noom_kill 7\n")
-    monkeypatch.setattr(limits, "MACHINE", machine)
+    monkeypatch.setattr(cgroups, "MACHINE", machine)
     groups("0::/job", {"job/memory.events": "low 0\noom 3\noom_kill 2\noom_group_kill 0"})
-    assert limits.oom_kills() == 2
+    assert cgroups.oom_kills() == 2
     groups("4:memory:/old", {"memory/old/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 4"})
-    assert limits.oom_kills() == 4
+    assert cgroups.oom_kills() == 4
     groups("0::/nothing", {})
-    assert limits.oom_kills() == 7
+    assert cgroups.oom_kills() == 7
     machine.unlink()
-    assert limits.oom_kills() is None
+    assert cgroups.oom_kills() is None

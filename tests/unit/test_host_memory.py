@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.conftest import ROOT, clean_environment
-from training.host.memory import CONTEXT, GIB, Estimate, Load, estimate, gib
-from training.tasks.gpt.shape import Shape
+from training.tasks.gpt.memory import CONTEXT, GIB, Estimate, Load, estimate, gib
+from training.tasks.gpt.model_dims import Shape
 
 AGGRESSIVE = Load(20, 14, 3072, 320, bf16=True, compiled=False, cuda=False)
 BALANCED = replace(AGGRESSIVE, depth=16, sequences=12, seq_len=2048)
@@ -48,7 +48,7 @@ def test_the_number_of_weights_is_the_model_s(depth: int) -> None:
     ids=lambda one: f"d{one.depth} v{one.vocab} {'bf16' if one.bf16 else 'fp32'} again{one.blocks} parts{one.chunks}",
 )
 def test_the_formula_is_the_peak_of_our_model(load: Load) -> None:
-    from training.tasks.gpt.measure import peak
+    from training.tasks.gpt.fake_memory import peak
 
     assert estimate(load).total == pytest.approx(peak(load), rel=0.05)
 
@@ -119,7 +119,7 @@ def test_rank_0_of_a_cpu_training_copies_its_checkpoints() -> None:
 
 
 def test_the_measurement_counts_what_lies_beside_a_step_too() -> None:
-    from training.tasks.gpt.measure import peak
+    from training.tasks.gpt.fake_memory import peak
 
     load = replace(SMALL, compiled=False, ranks=2)
     more = replace(load, total_tokens=4 * load.tokens, copy=True)

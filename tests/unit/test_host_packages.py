@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from training import plan_common, request
 from training.config.schema import Config
 from training.diagnose import patterns
 from training.host import packages
+from training.plan import builder, request
 
 
 def names(file: str) -> set[str]:
@@ -52,4 +52,4 @@ def test_another_re2_is_not_taken_for_google_re2(tmp_path: Path) -> None:
     (tmp_path / "re2.py").write_text("def compile(pattern): ...\n")
     done = python("-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from training.diagnose import patterns; print(patterns.re2)")
     assert done.stdout == "None\n", done.stderr
-    assert patterns.re2 is not None and plan_common.packages is packages
+    assert patterns.re2 is not None and builder.packages is packages

@@ -10,7 +10,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from training.host import ports, preflight
+from training.host import ports
+from training.plan import preflight
 
 
 @pytest.fixture

@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 
 from tests.unit.conftest import ENHANCED, LAUNCH, Shell, ask, clean_environment, python
-from training import plan as planner
-from training.errors import UserError
-from training.host import limits, memory, preflight
-from training.host.preflight import ERROR, OK, WARNING, Check, folder, start
-from training.rundir import RunDir, write_json
+from training.core.errors import UserError
+from training.core.rundir import RunDir, write_json
+from training.host import cgroups
+from training.plan import preflight
+from training.plan import training_plan as planner
+from training.plan.preflight import ERROR, OK, WARNING, Check, folder, startup_checks
+from training.tasks.gpt import memory
 
 Usage = namedtuple("Usage", "total used free")
 GIB = 1 << 30
@@ -62,7 +64,7 @@ def test_a_disk_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 CODE = """
 import sys
 from pathlib import Path
-from training.host.preflight import folder
+from training.plan.preflight import folder
 found = folder("run", Path(sys.argv[1]), "out_dir", 4096, "default")
 print(found.status, found.text)
 """
@@ -117,21 +119,21 @@ def test_a_container_s_shared_memory_is_too_small_for_nccl(monkeypatch: pytest.M
     ],
 )
 def test_cores(cores: int, workers: int, ranks: int, status: str, text: str, fixes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start.variables, "cpu_count", lambda: cores)
+    monkeypatch.setattr(startup_checks.variables, "cpu_count", lambda: cores)
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    assert start.cpu(workers, ranks, lambda ranks: f"with {ranks}") == Check("CPU", status, text, fixes)
+    assert startup_checks.cpu(workers, ranks, lambda ranks: f"with {ranks}") == Check("CPU", status, text, fixes)
 
 
 def test_cores_of_a_share_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start.variables, "cpu_count", lambda: 2)
+    monkeypatch.setattr(startup_checks.variables, "cpu_count", lambda: 2)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    assert start.cpu(0, 2, str).text == "2 of 64 cores for 2 ranks"
+    assert startup_checks.cpu(0, 2, str).text == "2 of 64 cores for 2 ranks"
 
 
 def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     def limit(most: int, raisable: int) -> Check:
-        monkeypatch.setattr(start.limits, "open_files", lambda: (most, raisable))
-        return start.open_files(4, 2)
+        monkeypatch.setattr(startup_checks.limits, "open_files", lambda: (most, raisable))
+        return startup_checks.open_files(4, 2)
 
     assert limit(1024, 4096) == Check("open files", OK, "1024 for each process")
     assert limit(1 << 60, 1 << 60).text == "no limit"
@@ -141,7 +143,7 @@ def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_process_that_may_open_few_files(tmp_path: Path) -> None:
     command = 'ulimit -n 128; exec "$@"'
-    plan = ["-m", "training.plan", "train_dual_gpu_enhanced.sh", "--device=cpu", "--depth=1", "--dry_run"]
+    plan = ["-m", "training.cli.plan", "train_dual_gpu_enhanced.sh", "--device=cpu", "--depth=1", "--dry_run"]
     done = subprocess.run(
         ["bash", "-c", command, "bash", sys.executable, *plan],
         capture_output=True,
@@ -158,17 +160,19 @@ def test_a_process_that_may_open_few_files(tmp_path: Path) -> None:
 
 def test_memory_beside_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     estimate = memory.Estimate(GIB, 0, 2 * GIB, 0, 0, 0, 0, 0)
-    monkeypatch.setattr(start.limits, "available_memory", lambda: 8 * GIB)
-    monkeypatch.setattr(start.limits, "says_who", lambda: " (said)")
-    assert start.ram_beside_gpus(estimate, None, 2) == Check("host memory", OK, "8.0 GiB free, about 7.0 GiB needed beside the GPUs")
-    tight = start.ram_beside_gpus(estimate, None, 3)
+    monkeypatch.setattr(startup_checks.limits, "available_memory", lambda: 8 * GIB)
+    monkeypatch.setattr(startup_checks.limits, "says_who", lambda: " (said)")
+    assert startup_checks.ram_beside_gpus(estimate, None, 2) == Check(
+        "host memory", OK, "8.0 GiB free, about 7.0 GiB needed beside the GPUs"
+    )
+    tight = startup_checks.ram_beside_gpus(estimate, None, 3)
     assert (tight.status, tight.text) == (WARNING, "8.0 GiB free, about 9.0 GiB needed beside the GPUs (said)")
 
 
 def test_a_control_group_that_is_too_small_is_refused_before_the_kernel_kills_a_rank(
     home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
 ) -> None:
-    monkeypatch.setattr(limits, "memory", lambda: limits.Memory(6 * GIB, GIB))
+    monkeypatch.setattr(cgroups, "memory", lambda: cgroups.Memory(6 * GIB, GIB))
     with pytest.raises(UserError) as caught:
         planner.make(ENHANCED, ["--device=cpu", "--activation_checkpointing=none"], {})
     (problem,) = caught.value.problems
@@ -203,7 +207,7 @@ def test_the_report_as_a_program(tmp_path: Path) -> None:
     run.create()
     write_json(run.preflight, {"checks": [Check("GPUs", OK, "2 visible").record()]})
     log = tmp_path / "x.log"
-    done = python("-m", "training.host.preflight", str(run.path), DUET_LOG_FILE=str(log))
+    done = python("-m", "training.cli.resources", str(run.path), DUET_LOG_FILE=str(log))
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr.endswith("resource check\n  ok       GPUs  2 visible\n")
     assert log.read_text() == done.stderr
@@ -217,7 +221,7 @@ def test_a_check_that_fails_is_a_problem_with_its_fixes() -> None:
 
 
 def test_more_ranks_than_cores_with_a_command_that_has_fewer(home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
-    monkeypatch.setattr(start.variables, "cpu_count", lambda: 2)
+    monkeypatch.setattr(startup_checks.variables, "cpu_count", lambda: 2)
     args = ["8", "--device=cpu", "--depth=1", "--total_batch_size=98304"]
     (found,) = [c for c in planner.make(LAUNCH, args, {})[2] if c.name == "CPU"]
     assert (found.status, found.text) == (WARNING, "8 ranks share 2 CPU cores: it works, slowly")
@@ -227,7 +231,7 @@ def test_more_ranks_than_cores_with_a_command_that_has_fewer(home: Path, monkeyp
 def test_nothing_that_fits_is_said_too() -> None:
     request = ask("--device=cpu", "--depth=1")
     estimate = memory.Estimate(GIB, 0, 0, 0, 0, 0, 0, 0)
-    found = start.host_memory(GIB, estimate, request, [])
+    found = startup_checks.host_memory(GIB, estimate, request, [])
     assert found.fixes == ["a machine or container with 4.2 GiB free"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.host import redact
+from training.core import redact
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.conftest import clean_environment
-from training.host.preflight import surroundings
-from training.host.preflight.report import OK, WARNING
-from training.host.preflight.surroundings import clock, host_name
+from training.plan.preflight import host_checks
+from training.plan.preflight.host_checks import clock, host_name
+from training.plan.preflight.report import OK, WARNING
 
 NOON = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
 
@@ -47,9 +47,9 @@ def test_a_name_that_can_not_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_slow_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([100.0, 100.6])
-    monkeypatch.setattr(surroundings.network, "resolve", lambda name: "10.0.0.7")
-    monkeypatch.setattr(surroundings.time, "monotonic", lambda: next(times, 200.0))
-    monkeypatch.setattr(surroundings.threading, "Thread", _AtOnce)
+    monkeypatch.setattr(host_checks.network, "resolve", lambda name: "10.0.0.7")
+    monkeypatch.setattr(host_checks.time, "monotonic", lambda: next(times, 200.0))
+    monkeypatch.setattr(host_checks.threading, "Thread", _AtOnce)
     found = host_name(False)
     assert found.status == WARNING
     assert found.text.startswith(f"{socket.gethostname()} is 10.0.0.7, but it took 0.6 s to find out; ")
@@ -81,7 +81,7 @@ def never(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_no_answer_takes_a_second_and_is_said(never: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surroundings, "NAME_LIMIT_S", 0.1)
+    monkeypatch.setattr(host_checks, "NAME_LIMIT_S", 0.1)
     started = time.monotonic()
     found = host_name(False)
     assert time.monotonic() - started < 5
@@ -91,7 +91,7 @@ def test_no_answer_takes_a_second_and_is_said(never: None, monkeypatch: pytest.M
 
 SILENT = """
 import time
-from training.host.preflight.surroundings import host_name
+from training.plan.preflight.host_checks import host_name
 found = host_name(False)
 print(found.status, found.text)
 """
@@ -152,7 +152,7 @@ def test_files_from_the_future(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "training" / "x.py").touch()
     (tmp_path / "training" / "gone").symlink_to("nowhere")
     os.utime(tmp_path / "training" / "x.py", (NOON + 7200, NOON + 7200))
-    monkeypatch.setattr(surroundings, "ROOT", tmp_path)
+    monkeypatch.setattr(host_checks, "ROOT", tmp_path)
     found = clock(NOON)
     assert found.status == WARNING
     assert (

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from training.host import variables
-from training.host.variables import FOUND, choose, useless
+from training.host import env_vars
+from training.host.env_vars import FOUND, choose, useless
 
 
 @pytest.fixture(autouse=True)
 def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same on a machine with and without CUDA, and with eight cores."""
-    monkeypatch.setattr(variables, "_cuda_home", lambda: None)
-    monkeypatch.setattr(variables, "cpu_count", lambda: 8)
+    monkeypatch.setattr(env_vars, "_cuda_home", lambda: None)
+    monkeypatch.setattr(env_vars, "cpu_count", lambda: 8)
 
 
 def names(
@@ -116,9 +116,9 @@ def test_a_line_for_people() -> None:
     ours = {v.name: v.line() for v in choose({"OMP_NUM_THREADS": "3"}, device="cpu", ranks=2, local_ranks=2, debug=False)}
     assert ours["OMP_NUM_THREADS"] == "OMP_NUM_THREADS=3   kept: your own value stays (threads for CPU work in each rank)"
     assert ours["GLOO_SOCKET_IFNAME"].startswith("GLOO_SOCKET_IFNAME=lo   set here: one machine: no name look-up")
-    long = variables.Variable("LD_LIBRARY_PATH", "/x" * 99 + "\n\x1b[2J", "folders", FOUND).line()
+    long = env_vars.Variable("LD_LIBRARY_PATH", "/x" * 99 + "\n\x1b[2J", "folders", FOUND).line()
     assert long == f"LD_LIBRARY_PATH={'/x' * 49}/…   from the environment: folders"
-    assert "\n" not in variables.Variable("TMPDIR", "a\nb", "x", FOUND).line()
+    assert "\n" not in env_vars.Variable("TMPDIR", "a\nb", "x", FOUND).line()
 
 
 def test_cuda_is_found_beside_its_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,4 +140,4 @@ def test_cores_are_those_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -
     if not hasattr(os, "sched_setaffinity"):
         pytest.skip("no affinity on this system")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
-    assert variables.cpu_count() == 1
+    assert env_vars.cpu_count() == 1

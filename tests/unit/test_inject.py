@@ -14,10 +14,12 @@ import pytest
 
 from tests.conftest import TOKEN, processes, wait_until
 from tests.unit.conftest import LAUNCH, ROOT, ask, clean_environment, python, wrong
-from training import faults, heartbeat, inject
-from training.faults import stuck
-from training.inject import Spec, parse
-from training.rundir import RunDir, read_records
+from training.config import fault_spec
+from training.config.fault_spec import Spec, parse
+from training.core import heartbeat
+from training.core.rundir import RunDir, read_records
+from training.trainer import faults
+from training.trainer.faults import stuck
 
 FAULTS = """
     sleep lock_tqdm gil loop stop io desync desync_shape kill segv abort exit raise oom nan empty no_data slow slow_disk enospc
@@ -36,9 +38,9 @@ def test_the_faults_are_pinned_and_described() -> None:
     assert sorted(faults.TABLE) == sorted(FAULTS.split())
     for fault in faults.TABLE.values():
         assert 10 < len(fault.text) < 120, fault.name
-        assert fault.text in inject.overview()
-        assert set(fault.keys) <= set(inject.KEYS)
-    assert all(f"\n  {key} " in inject.overview() for key in inject.KEYS)
+        assert fault.text in fault_spec.overview()
+        assert set(fault.keys) <= set(fault_spec.KEYS)
+    assert all(f"\n  {key} " in fault_spec.overview() for key in fault_spec.KEYS)
 
 
 def test_every_key() -> None:
@@ -59,12 +61,12 @@ def test_several_and_spaces() -> None:
 @pytest.mark.parametrize(
     ("text", "ranks", "rank", "step", "phase"),
     [
-        ("kill", 2, 1, inject.STEP, "forward"),
-        ("kill", 1, 0, inject.STEP, "forward"),
+        ("kill", 2, 1, fault_spec.STEP, "forward"),
+        ("kill", 1, 0, fault_spec.STEP, "forward"),
         ("kill@step=3", 2, 1, 3, "forward"),
         ("kill@epoch=2", 2, 1, None, "creating data iterator"),
         ("kill@phase=barrier", 2, 1, None, "barrier"),
-        ("empty", 2, 1, inject.STEP, "fetch"),
+        ("empty", 2, 1, fault_spec.STEP, "fetch"),
         ("corrupt", 2, 0, None, "checkpoint"),
         ("no_data", 2, 1, None, "creating data iterator"),
         ("wandb_hang", 2, 0, None, "building the model"),
@@ -131,14 +133,14 @@ def test_it_is_said_that_faults_will_happen() -> None:
 
 
 def test_a_script_has_no_phases() -> None:
-    done = python(str(ROOT / "lib/run_module.py"), "training.request", LAUNCH, "2", "--script", __file__, "--inject=kill")
+    done = python(str(ROOT / "lib/run_module.py"), "training.plan.request", LAUNCH, "2", "--script", __file__, "--inject=kill")
     assert done.returncode == 2 and "--inject is a field of Duet's own training" in done.stderr
 
 
-@pytest.mark.parametrize("program", [["lib/run_module.py", "training.plan", LAUNCH], ["train.py"]])
+@pytest.mark.parametrize("program", [["lib/run_module.py", "training.cli.plan", LAUNCH], ["train.py"]])
 def test_list(program: list[str]) -> None:
     done = python(str(ROOT / program[0]), *program[1:], "--inject=list")
-    assert (done.returncode, done.stdout.rstrip("\n"), done.stderr) == (0, inject.overview(), "")
+    assert (done.returncode, done.stdout.rstrip("\n"), done.stderr) == (0, fault_spec.overview(), "")
 
 
 @pytest.fixture
@@ -151,7 +153,7 @@ def armed(tmp_path: Path) -> Iterator[Callable[..., RunDir]]:
     def arm(text: str, rank: int = 1, attempt: str = "1", **config: object) -> RunDir:
         heartbeat.start(run.heartbeat(rank), rank)
         plan = {"config": {"inject": text, **config}, "ranks": 2, "device": {"value": "cpu"}}
-        inject.arm(plan, run, rank, {inject.ATTEMPT: attempt})
+        fault_spec.arm(plan, run, rank, {fault_spec.ATTEMPT: attempt})
         return run
 
     yield arm
@@ -215,7 +217,7 @@ def test_what_did_not_happen_is_said_at_the_end(armed: Callable[..., RunDir]) ->
 RANK = """
 import faulthandler, signal, sys, threading, time
 from training import heartbeat, inject
-from training.rundir import RunDir
+from training.core.rundir import RunDir
 run = RunDir(sys.argv[1])
 run.create()
 stacks = (run.path / "stacks").open("w")

@@ -18,14 +18,14 @@ import pytest
 from tests.conftest import wait_until
 from tests.unit import targets
 from tests.unit.monitor_runs import Made, dead_pid, old
-from training import rundir
-from training.errors import Exit
-from training.heartbeat import Heartbeat
-from training.inspect import answer, looks, show
-from training.inspect.answer import Report
-from training.inspect.check import OK, WARN, Check
-from training.inspect.target import of_process
-from training.watch.sight import proc
+from training.core import rundir
+from training.core.errors import Exit
+from training.core.heartbeat import Heartbeat
+from training.monitor.health import activity, health, render
+from training.monitor.health.check import OK, WARN, Check
+from training.monitor.health.health import Report
+from training.monitor.health.target import of_process
+from training.watchdog.probes import procfs
 
 SHARDS = {"world_size": 2, "dataset_sequences": 1000, "batches": 125, "count": 500}
 
@@ -33,7 +33,7 @@ SHARDS = {"world_size": 2, "dataset_sequences": 1000, "batches": 125, "count": 5
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("LEAST_S", 0.1), ("LOOK_S", 0.4), ("MORE_S", 0.4), ("EVERY_S", 0.02)):
-        monkeypatch.setattr(looks, name, seconds)
+        monkeypatch.setattr(activity, name, seconds)
 
 
 class Trains:
@@ -95,18 +95,18 @@ def check(report: Report, name: str) -> Check:
 
 def test_all_ranks_train(run: Made, tmp_path: Path) -> None:
     with trains(run, tmp_path) as going:
-        report = answer.of_run(run.run)
-        assert answer.of_process(going.pids[1]).run is None  # its heartbeat is not in its own memory
+        report = health.of_run(run.run)
+        assert health.of_process(going.pids[1]).run is None  # its heartbeat is not in its own memory
     assert (report.answer, report.code) == ("yes", Exit.DONE), report
     assert report.text.startswith("all 2 ranks train (step 100, ") and report.text.endswith(" ago)")
     assert {c.name: c.status for c in report.checks} == dict.fromkeys(
         ("processes", "steps", "GPUs", "speed", "data", "parameters", "loss", "memory", "checkpoint", "findings"), OK
     )
-    told = show.record(report)
+    told = render.record(report)
     assert (told["schema_version"], told["answer"], told["exit_code"], told["ranks_expected"], told["ranks_here"]) == (1, "yes", 0, 2, 2)
     assert [(r["rank"], r["pid"], r["step"] > r["step_before"]) for r in told["ranks"]] == [(r, p, True) for r, p in going.pids.items()]
     assert told["ranks"][0]["variables"].keys() == {"LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    text = "\n".join(show.screen(report))
+    text = "\n".join(render.screen(report))
     assert text.startswith("YES: all 2 ranks train (step 100, ") and len(text.splitlines()) <= 24
 
 
@@ -114,20 +114,20 @@ def test_a_stopped_rank(run: Made, tmp_path: Path) -> None:
     with trains(run, tmp_path) as going:
         targets.stopped(going.pids[1])
         going.moving.clear()
-        report = answer.of_run(run.run)
+        report = health.of_run(run.run)
         said = f"rank 1 is stopped (SIGSTOP); to go on: kill -CONT {going.pids[1]}"
         assert (report.answer, report.code, report.text) == ("no", Exit.HANG, said)
         assert check(report, "steps").ranks == (1,) and report.ranks[1]["state"] == "stopped"
         os.kill(going.pids[1], signal.SIGCONT)
         going.moving = {0, 1}
-        assert answer.of_run(run.run).answer == "yes"
+        assert health.of_run(run.run).answer == "yes"
 
 
 def test_a_rank_that_is_gone(run: Made, tmp_path: Path) -> None:
     with trains(run, tmp_path) as going:
         os.kill(going.pids[1], signal.SIGKILL)
-        wait_until(lambda: (now := proc.look(going.pids[1])) is None or now.state == "Z", 20, "it is gone")
-        report = answer.of_run(run.run)
+        wait_until(lambda: (now := procfs.look(going.pids[1])) is None or now.state == "Z", 20, "it is gone")
+        report = health.of_run(run.run)
     assert (report.answer, report.code, report.text) == ("no", Exit.HANG, "rank 1 has no process")
     assert [row["pid"] for row in report.ranks] == [going.pids[0], None]
 
@@ -135,7 +135,7 @@ def test_a_rank_that_is_gone(run: Made, tmp_path: Path) -> None:
 def test_a_rank_that_is_slow_is_not_called_stuck(run: Made, tmp_path: Path) -> None:
     with trains(run, tmp_path) as going:
         going.moving = {0}
-        report = answer.of_run(run.run)
+        report = health.of_run(run.run)
     assert (report.answer, report.code) == ("unknown", Exit.RESOURCES), report
     assert re.match(r"nothing has moved for \d s, nobody is overdue: rank 1 in 'step 101: forward' for ", report.text), report.text
     assert "rank 1 without a sign of work, and not yet overdue" in check(report, "steps").text
@@ -150,7 +150,7 @@ def test_a_rank_that_is_overdue(run: Made, tmp_path: Path) -> None:
             going.pulses[rank].step = last + 1
             for phase in phases:
                 going.pulses[rank].beat(phase)
-        report = answer.of_run(run.run)
+        report = health.of_run(run.run)
     assert (report.answer, report.code) == ("no", Exit.HANG), report
     assert report.text.startswith(f"rank 1 in 'step {last + 1}: fetch' stands at ") and "rank.py:" in report.text
 
@@ -161,7 +161,7 @@ def test_ranks_that_are_starting(run: Made, tmp_path: Path) -> None:
         for pulse in going.pulses.values():
             pulse.step = pulse._first_step = 0
             pulse.beat("building the model")
-        report = answer.of_run(run.run)
+        report = health.of_run(run.run)
     assert (report.answer, report.code) == ("unknown", Exit.RESOURCES)
     said = r"the ranks have not begun to train: ranks 0 and 1 in 'building the model' for (less than )?\d s"
     assert re.fullmatch(said, report.text), report.text
@@ -172,7 +172,7 @@ def test_between_two_steps(run: Made, tmp_path: Path) -> None:
         going.moving.clear()
         going.pulses[0].beat("evaluation")
         going.pulses[1].beat("barrier: before iteration")
-        report = answer.of_run(run.run)
+        report = health.of_run(run.run)
     assert (report.answer, report.code) == ("yes", Exit.DONE), report
     assert check(report, "steps").text.startswith("between two steps: rank 0 in 'evaluation' for ")
 
@@ -183,14 +183,14 @@ def test_at_the_end_of_a_run(run: Made, tmp_path: Path) -> None:
         for pulse in going.pulses.values():
             pulse.beat("finished")
         os.kill(going.pids[1], signal.SIGKILL)
-        report = answer.of_run(run.run)
+        report = health.of_run(run.run)
     assert (report.answer, report.code) == ("unknown", Exit.RESOURCES)
     assert report.text == "the run is about to end: ranks 0 and 1 finished"
 
 
 def test_no_rank_yet(made: Made) -> None:
     rundir.write_json(made.run.supervisor, {"pid": os.getpid(), "host": socket.gethostname(), "started": made.at + 1, "ranks": []})
-    report = answer.of_run(made.run)
+    report = health.of_run(made.run)
     assert (report.answer, report.code) == ("unknown", Exit.RESOURCES)
     assert report.text == f"its supervisor (pid {os.getpid()}) lives, and no rank yet: it starts them, or starts them again"
 
@@ -199,13 +199,13 @@ def test_a_run_on_another_machine_is_judged_by_its_heartbeats(run: Made, tmp_pat
     with trains(run, tmp_path) as going:
         supervisor = rundir.read_json(run.run.supervisor) or {}
         rundir.write_json(run.run.supervisor, supervisor | {"host": "far-away", "pid": 1 << 22})
-        assert answer.of_run(run.run).answer == "yes"
+        assert health.of_run(run.run).answer == "yes"
         going.moving.clear()
-        report = answer.of_run(run.run)
+        report = health.of_run(run.run)
         assert report.answer == "unknown" and report.text.startswith("nothing has moved for ")
     for rank in (0, 1):
         run.run.heartbeat(rank).unlink()
-    report = answer.of_run(run.run)
+    report = health.of_run(run.run)
     assert report.answer == "unknown" and report.text == "ranks 0 and 1: on another machine, whose heartbeats are not seen here"
 
 
@@ -226,17 +226,17 @@ def test_a_run_that_has_ended(run: Made, end: str, code: Exit, said: str) -> Non
         run.summary(status="stopped", exit_code=75)
     elif end == "failure":
         run.failure()
-    report = answer.of_run(run.run)
+    report = health.of_run(run.run)
     assert (report.answer, report.code) == ("ended", code) and report.text.startswith(said), report
     if end == "failure":
         assert report.text.endswith("gpu_oom on rank 1: CUDA out of memory")
-    assert show.screen(report)[0].startswith("IT HAS ENDED: ")
+    assert render.screen(report)[0].startswith("IT HAS ENDED: ")
 
 
 def test_a_loss_that_is_no_number(run: Made, tmp_path: Path) -> None:
     run.step(101, math.nan)
     with trains(run, tmp_path):
-        report = answer.of_run(run.run)
+        report = health.of_run(run.run)
     assert (report.answer, report.code, report.text) == ("no", Exit.HANG, "the loss is nan at step 101")
 
 
@@ -247,7 +247,7 @@ def test_what_is_only_told(run: Made, tmp_path: Path) -> None:
     with trains(run, tmp_path):
         run.run.event("inspection", text="step 300: parameters equal")
         run.run.event("warning", text="rank 1: slow disk", rank=1, step=300)
-        report = answer.of_run(run.run)
+        report = health.of_run(run.run)
     assert (report.answer, report.code) == ("yes", Exit.DONE)
     assert report.text.endswith("; 3 to look at: speed, checkpoint, findings")
     assert check(report, "speed").text.startswith("rank 1 needs 30 ms for its data and forward pass, the others 10 ms: all wait for it; ")
@@ -271,5 +271,5 @@ time.sleep(1000)
     with targets.running(tmp_path, program, env=variables) as (pid, _, _):
         found = of_process(pid)
         assert (found.run and found.run.path, found.pids, found.missing) == (run.run.path, {0: pid}, (1,))
-        report = answer.of_process(pid)
+        report = health.of_process(pid)
     assert (report.answer, report.text) == ("no", "rank 1 has no process")

@@ -1,4 +1,4 @@
-"""`python -m training.inspect`: its command line, which run is meant, what a screen and JSON hold."""
+"""`python -m training.cli.inspect`: its command line, which run is meant, what a screen and JSON hold."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 
 from tests.unit.conftest import python
 from tests.unit.monitor_runs import Made
-from training.errors import Exit, Problem, UserError
-from training.inspect import __main__ as command
-from training.inspect import answer, options, show
-from training.inspect.answer import Report
-from training.inspect.check import BAD, OK, UNKNOWN, Check, alike, numbers, span
-from training.inspect.options import Options
+from training.cli import inspect as command
+from training.core.errors import Exit, Problem, UserError
+from training.monitor.health import health, options, render
+from training.monitor.health.check import BAD, OK, UNKNOWN, Check, alike, numbers, span
+from training.monitor.health.health import Report
+from training.monitor.health.options import Options
 
 NOW = re.compile(r"^\[(ERROR)\] \d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", re.MULTILINE)
 PGREP = "pgrep -af python   # all Python processes, with their pids"
@@ -44,14 +44,18 @@ def test_what_is_understood(argv: list[str], expected: Options) -> None:
         (["--pid=x"], [Problem("--pid is 'x'", "the number of a process of the training", [PGREP])]),
         (["--pid"], [Problem("--pid is ''", "the number of a process of the training", [PGREP])]),
         (["--pid=0"], [Problem("--pid is '0'", "the number of a process of the training", [PGREP])]),
-        (["--watch=0"], [Problem("--watch is '0'", "seconds from 1 to 3600", ["python -m training.inspect --watch=10"])]),
-        (["--watch=nan"], [Problem("--watch is 'nan'", "seconds from 1 to 3600", ["python -m training.inspect --watch=10"])]),
+        (["--watch=0"], [Problem("--watch is '0'", "seconds from 1 to 3600", ["python -m training.cli.inspect --watch=10"])]),
+        (["--watch=nan"], [Problem("--watch is 'nan'", "seconds from 1 to 3600", ["python -m training.cli.inspect --watch=10"])]),
         (
             ["--jsn", "a", "b b"],
             [
-                Problem("--jsn is not a known flag", "--pid=PID, --json, --watch[=SECONDS], --help", ["python -m training.inspect --json"]),
                 Problem(
-                    "2 runs are given: 'a', 'b b'", "one of them", ["python -m training.inspect a", "python -m training.inspect 'b b'"]
+                    "--jsn is not a known flag", "--pid=PID, --json, --watch[=SECONDS], --help", ["python -m training.cli.inspect --json"]
+                ),
+                Problem(
+                    "2 runs are given: 'a', 'b b'",
+                    "one of them",
+                    ["python -m training.cli.inspect a", "python -m training.cli.inspect 'b b'"],
                 ),
             ],
         ),
@@ -61,7 +65,7 @@ def test_what_is_understood(argv: list[str], expected: Options) -> None:
                 Problem(
                     "both a run ('a') and --pid are given",
                     "one of them",
-                    ["python -m training.inspect a", "python -m training.inspect --pid=3"],
+                    ["python -m training.cli.inspect a", "python -m training.cli.inspect --pid=3"],
                 )
             ],
         ),
@@ -83,10 +87,10 @@ def test_which_run(tmp_path: Path) -> None:
         options.find("secund", tmp_path)
     (problem,) = caught.value.problems
     assert problem.what == "RUN is 'secund': no run directory there"
-    assert problem.fixes == ["python -m training.inspect second", "python -m training.inspect   # the newest run"]
+    assert problem.fixes == ["python -m training.cli.inspect second", "python -m training.cli.inspect   # the newest run"]
     with pytest.raises(UserError) as caught:
         options.find("4711", tmp_path)
-    assert caught.value.problems[0].fixes[0] == "python -m training.inspect --pid=4711"
+    assert caught.value.problems[0].fixes[0] == "python -m training.cli.inspect --pid=4711"
 
 
 def test_no_run_at_all(tmp_path: Path) -> None:
@@ -96,7 +100,7 @@ def test_no_run_at_all(tmp_path: Path) -> None:
 
 
 def test_a_mistake_of_a_user_is_no_traceback() -> None:
-    done = python("-m", "training.inspect", "--pid=4194304")
+    done = python("-m", "training.cli.inspect", "--pid=4194304")
     said = f"there is no process 4194304 (--pid)\n    try:     {PGREP}\n1 problem; nothing was looked into (exit 2)\n"
     assert (done.returncode, done.stdout, NOW.sub("", done.stderr)) == (2, "", said)
 
@@ -104,16 +108,16 @@ def test_a_mistake_of_a_user_is_no_traceback() -> None:
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--help"]) == 0
     said = capsys.readouterr().out
-    assert "python -m training.inspect --pid=PID" in said and "Exit status: 0 YES" in said
+    assert "python -m training.cli.inspect --pid=PID" in said and "Exit status: 0 YES" in said
 
 
 def test_no_torch_and_no_numpy() -> None:
-    done = python("-c", "import sys, training.inspect.__main__; print([m for m in ('torch', 'numpy') if m in sys.modules])")
+    done = python("-c", "import sys, training.cli.inspect; print([m for m in ('torch', 'numpy') if m in sys.modules])")
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
 def test_the_library_s_module_of_that_name_stays_what_it_is() -> None:
-    done = python("-c", "import inspect, training.inspect; print(inspect.getsource is not None, inspect is training.inspect)")
+    done = python("-c", "import inspect, training.monitor.health; print(inspect.getsource is not None, inspect is training.monitor.health)")
     assert done.stdout == "True False\n"
 
 
@@ -126,7 +130,7 @@ def test_how_ranks_are_named() -> None:
 def test_a_screen_shows_the_ranks_that_something_is_wrong_with() -> None:
     ranks = [{"rank": r, "pid": 100 + r, "step": 5, "step_before": 5, "phase": "forward", "phase_s": 1.0} for r in range(64)]
     checks = [Check("steps", BAD, "rank 40 stands", (40,)), Check("data", UNKNOWN, "not known")]
-    lines = show.screen(Report(answer.NO, "rank 40 stands", Exit.HANG, checks, ranks, looked_s=2.0))
+    lines = render.screen(Report(health.NO, "rank 40 stands", Exit.HANG, checks, ranks, looked_s=2.0))
     assert lines[0] == "NO: rank 40 stands" and lines[2:4] == ["  bad   steps  rank 40 stands", "  ?     data   not known"]
     assert lines[5] == "  rank  pid  step  is at"
     assert [line.split()[0] for line in lines[6:-1]] == [*map(str, range(15)), "40"]
@@ -136,23 +140,23 @@ def test_a_screen_shows_the_ranks_that_something_is_wrong_with() -> None:
 def test_foreign_text_can_not_act_on_the_terminal() -> None:
     evil = "\x1b[2J\x1b]0;owned\x07x\ny"
     ranks = [{"rank": 0, "pid": 1, "phase": evil, "where": evil, "state": "running"}]
-    report = Report(answer.YES, evil, Exit.DONE, [Check("loss", OK, evil)], ranks)
-    plain = show.screen(report)
+    report = Report(health.YES, evil, Exit.DONE, [Check("loss", OK, evil)], ranks)
+    plain = render.screen(report)
     assert all(line.isprintable() for line in plain) and plain[0] == "YES: xy"
-    coloured = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in show.screen(report, colour=True)]
+    coloured = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in render.screen(report, colour=True)]
     assert coloured == plain
-    assert "\x1b" not in json.dumps(show.record(report))
+    assert "\x1b" not in json.dumps(render.record(report))
 
 
 def test_json_has_no_nan(made: Made) -> None:
-    report = Report(answer.YES, "x", Exit.DONE, [], [{"rank": 0, "own_ms_median": float("nan")}])
-    assert json.loads(json.dumps(show.record(report), allow_nan=False))["ranks"] == [{"rank": 0, "own_ms_median": None}]
+    report = Report(health.YES, "x", Exit.DONE, [], [{"rank": 0, "own_ms_median": float("nan")}])
+    assert json.loads(json.dumps(render.record(report), allow_nan=False))["ranks"] == [{"rank": 0, "own_ms_median": None}]
 
 
 def test_watching_ends_with_the_run(monkeypatch: pytest.MonkeyPatch, made: Made, capsys: pytest.CaptureFixture[str]) -> None:
-    reports = [Report(answer.YES, "first", Exit.DONE), Report(answer.NO, "then", Exit.HANG), Report(answer.HAS_ENDED, "done", Exit.DONE)]
+    reports = [Report(health.YES, "first", Exit.DONE), Report(health.NO, "then", Exit.HANG), Report(health.HAS_ENDED, "done", Exit.DONE)]
     slept: list[float] = []
-    monkeypatch.setattr(answer, "of_run", lambda run: reports.pop(0))
+    monkeypatch.setattr(health, "of_run", lambda run: reports.pop(0))
     monkeypatch.setattr(command.time, "sleep", slept.append)
     assert command.main([str(made.run.path), "--watch=2"]) == 0
     said = capsys.readouterr().out
@@ -165,4 +169,4 @@ def test_a_process_that_is_protected(monkeypatch: pytest.MonkeyPatch, capsys: py
     pid = os.getpid()
     said = NOW.sub("", capsys.readouterr().err)
     assert said.startswith(f"process {pid} (--pid) is another user's, or protected\n    allowed: a process of your own\n")
-    assert f"    try:     sudo python -m training.inspect --pid={pid}\n" in said
+    assert f"    try:     sudo python -m training.cli.inspect --pid={pid}\n" in said

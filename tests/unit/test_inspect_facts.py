@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.unit.monitor_runs import Made
-from training.inspect import facts
-from training.inspect.check import BAD, OK, UNKNOWN, WARN, Check
-from training.inspect.looks import Looked
-from training.inspect.target import Target
+from training.monitor.health import run_checks
+from training.monitor.health.activity import Looked
+from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, Check
+from training.monitor.health.target import Target
 from training.monitor.state import Watch
 
 SHARDS = {"world_size": 2, "dataset_sequences": 1000, "batches": 125, "count": 500}
@@ -33,7 +33,7 @@ def test_data_of_each_rank(run: Made) -> None:
     def judge(**other: Any) -> Check:
         ranks = [{"rank": r, "first_sequences": [r, r + 10]} | SHARDS for r in (0, 1)]
         ranks[1] |= other
-        return facts.data(target, [{"event": "shards", "epoch": 3, "proven_sequences": 1000, "ranks": ranks}])
+        return run_checks.data(target, [{"event": "shards", "epoch": 3, "proven_sequences": 1000, "ranks": ranks}])
 
     whole = "epoch 3: 1000 sequences, 500 sequences in 125 batches for each of 2 ranks; disjoint and complete, proven for 1000 of them"
     assert judge() == Check("data", OK, whole)
@@ -41,7 +41,7 @@ def test_data_of_each_rank(run: Made) -> None:
     assert judge(world_size=1).text == "the data is divided among 2 ranks, the plan has 2"
     assert judge(first_sequences=[0, 11]).text == "epoch 3: the ranks' shares overlap or differ in size: [500, 500]"
     assert judge(count=400).status == judge(dataset_sequences=1).status == BAD
-    assert facts.data(target, []).status == facts.data(target, [{"event": "shards", "ranks": "x"}]).status == UNKNOWN
+    assert run_checks.data(target, []).status == run_checks.data(target, [{"event": "shards", "ranks": "x"}]).status == UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_parameters_last_proven(run: Made, every: int, begun: int, done: int, st
     run.plan["config"]["inspect_every"] = every
     target, state = told(run)
     state["progress"]["step"] = done
-    found = facts.parameters(target, Looked({}, 1.0), state, [{"event": "start", "step": begun}])
+    found = run_checks.parameters(target, Looked({}, 1.0), state, [{"event": "start", "step": begun}])
     assert found == Check("parameters", status, text)
 
 
@@ -68,4 +68,4 @@ def test_events_of_an_earlier_start_do_not_count(made: Made) -> None:
     made.run.event("warning", text="old")
     made.run.event("restart", text="restarted after a kill at step 7")
     made.run.event("start", step=7)
-    assert [e["event"] for e in facts.events(made.run)] == ["restart", "start"]
+    assert [e["event"] for e in run_checks.events(made.run)] == ["restart", "start"]

@@ -11,34 +11,34 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.unit import targets
-from training.errors import Exit
-from training.inspect import answer, looks, show, steps
-from training.inspect.check import OK, UNKNOWN, Check
-from training.inspect.looks import Looked, Motion
-from training.inspect.target import Target, of_process
-from training.watch import standstill
-from training.watch.finding import Finding
-from training.watch.sight import proc
-from training.watch.sight.sampling import Look, Sample, courses
-from training.watch.sight.stacks import Frame, Stack, Thread
+from training.core.errors import Exit
+from training.monitor.health import activity, health, progress_checks, render
+from training.monitor.health.activity import Looked, Motion
+from training.monitor.health.check import OK, UNKNOWN, Check
+from training.monitor.health.target import Target, of_process
+from training.watchdog import stall_detector
+from training.watchdog.hang_report import Finding
+from training.watchdog.probes import procfs
+from training.watchdog.probes.sampling import Look, Sample, courses
+from training.watchdog.probes.stacks import Frame, Stack, Thread
 
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("LEAST_S", 0.1), ("LOOK_S", 0.4), ("MORE_S", 0.4), ("EVERY_S", 0.02)):
-        monkeypatch.setattr(looks, name, seconds)
+        monkeypatch.setattr(activity, name, seconds)
 
 
 def test_nothing_but_some_variables_is_taken_from_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_API_KEY", "a secret of somebody")
     with targets.ranks(tmp_path, "works", "works") as (pids, _):
-        report = answer.of_process(pids[0])
-    assert report.answer == "yes" and "a secret of somebody" not in str(show.record(report)) + "".join(show.screen(report))
+        report = health.of_process(pids[0])
+    assert report.answer == "yes" and "a secret of somebody" not in str(render.record(report)) + "".join(render.screen(report))
 
 
 def test_a_foreign_training(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "locks", "waits") as (pids, script):
-        report = answer.of_process(pids[1])
+        report = health.of_process(pids[1])
         target = of_process(pids[0])
     place = f"{script}:{targets.line_of(script, 'lock.acquire()', 'locks')} (locks)"
     assert (report.answer, report.code) == ("no", Exit.HANG) and report.text.startswith(f"rank 0 stands at {place}, since ")
@@ -48,15 +48,15 @@ def test_a_foreign_training(tmp_path: Path) -> None:
 
 def test_one_of_them_works_and_the_other_waits(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "works", "waits") as (pids, _):
-        report = answer.of_process(pids[1])
+        report = health.of_process(pids[1])
     assert (report.answer, report.code) == ("unknown", Exit.RESOURCES) and report.text.startswith("one of them works: rank 0 is at ")
 
 
 def test_a_missing_rank_of_a_foreign_training(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "works", "works", "works") as (pids, _):
         os.kill(pids[2], signal.SIGKILL)
-        wait_until(lambda: (now := proc.look(pids[2])) is None or now.state == "Z", 20, "it is gone")
-        report = answer.of_process(pids[0])
+        wait_until(lambda: (now := procfs.look(pids[2])) is None or now.state == "Z", 20, "it is gone")
+        report = health.of_process(pids[0])
     assert (report.answer, report.code, report.text) == ("no", Exit.HANG, "rank 2 has no process")
     assert report.ranks[2]["pid"] is None
 
@@ -74,11 +74,13 @@ def on_gpu(script: Path, verdict: Finding | str = "", gpus: dict[int, dict[str, 
     """Two ranks, each of them at the same line that waits for its GPU, at two moments."""
     script.write_text("print(loss.item())\n")
     frame = Frame(str(script), 1, "step")
-    process = proc.Process(1, 0, "R", "python train.py", 10.0, 10.0, 1000, "")
+    process = procfs.Process(1, 0, "R", "python train.py", 10.0, 10.0, 1000, "")
     seen = Look(process, Stack(1, "py-spy", (Thread("MainThread", True, True, False, (frame,)),)), True)
     samples = [Sample(float(at), {0: seen, 1: seen}) for at in (0, 1)]
     motions = {rank: Motion(rank, 1, states="RR", cpu=1.0, course=course) for rank, course in courses(samples).items()}
-    return steps.of_processes(Looked(motions, 1.0, samples), verdict or standstill.judge(samples, {}), gpus or {}, logs_on=logs_on)
+    return progress_checks.of_processes(
+        Looked(motions, 1.0, samples), verdict or stall_detector.judge(samples, {}), gpus or {}, logs_on=logs_on
+    )
 
 
 def test_all_ranks_wait_for_their_gpus(tmp_path: Path) -> None:
@@ -93,6 +95,6 @@ def test_all_ranks_wait_for_their_gpus(tmp_path: Path) -> None:
 
 
 def test_processes_that_may_not_be_looked_into(tmp_path: Path) -> None:
-    blind = f"{standstill.BLIND}rank 0: process 1 may not be looked into"
+    blind = f"{stall_detector.BLIND}rank 0: process 1 may not be looked into"
     found = on_gpu(tmp_path / "train.py", blind)
     assert found.status == UNKNOWN and found.said.endswith("process 1 may not be looked into")

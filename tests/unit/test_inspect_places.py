@@ -12,17 +12,15 @@ from typing import Any
 
 from tests.unit import targets
 from tests.unit.conftest import ROOT, clean_environment
+from training.core.rundir import RunDir
 from training.host.gpus import Gpu, GpuProcess, Machine
-from training.inspect import places
-from training.inspect.check import BAD, OK, UNKNOWN, Check
-from training.inspect.target import Target
-from training.rundir import RunDir
+from training.monitor.health import gpu_placement
+from training.monitor.health.check import BAD, OK, UNKNOWN, Check
+from training.monitor.health.target import Target
 
 Nvidia = Callable[..., dict[str, Any]]
 # As the command, with a shorter look.
-QUICKLY = (
-    "import sys; from training.inspect import __main__, looks; looks.LOOK_S = looks.MORE_S = 0.5; sys.exit(__main__.main(sys.argv[1:]))"
-)
+QUICKLY = "import sys; from training.monitor.health import __main__, looks; looks.LOOK_S = looks.MORE_S = 0.5; sys.exit(__main__.main(sys.argv[1:]))"
 POWER = {"USE": "97,96", "POWER": "431,425", "POWER_LIMIT": "575"}
 
 
@@ -98,7 +96,7 @@ def planned(*on: tuple[int, int], begun: bool = True) -> Check:
     pids, told = {0: 4194300, 1: 4194301}, {0: {"LOCAL_RANK": "0"}, 1: {"LOCAL_RANK": "1"}}
     plan = {"device": {"value": "cuda"}}
     target = Target(RunDir("a run"), plan, pids, 2, 2, "plan.json", told, ("GPU-0", "GPU-1"))
-    return places.check(target, Machine(tuple(cards), "2 on this machine"), begun=begun)
+    return gpu_placement.check(target, Machine(tuple(cards), "2 on this machine"), begun=begun)
 
 
 def test_a_run_of_ours_is_held_to_its_plan() -> None:

@@ -15,8 +15,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 
 from tests.conftest import wait_until
 from tests.unit.conftest import python
-from training.inspection import DDPInspector, InspectionError, inspector, output
-from training.inspection.board import Board, OwnStore
+from training.inspector import DDPInspector, InspectionError, inspector, reporting
+from training.inspector.shared_store import Board, OwnStore
 
 LOADERS = Callable[[int], Any]
 
@@ -64,7 +64,7 @@ class Ranks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.said: list[str] = []
         self._patch = monkeypatch
-        monkeypatch.setattr(output.Output, "line", lambda _, text: self.said.append(text))
+        monkeypatch.setattr(reporting.Output, "line", lambda _, text: self.said.append(text))
         self.inspectors: list[DDPInspector] = []
 
     def start(self, loaders: LOADERS, world: int = 2, **options: Any) -> list[torch.nn.Module]:

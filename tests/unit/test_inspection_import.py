@@ -1,4 +1,4 @@
-"""Under the launcher `training.inspection` and `duet_inspector` are there, and a project's own `training` stays its own."""
+"""Under the launcher `training.inspector` and `duet_inspector` are there, and a project's own `training` stays its own."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SCRIPT = """
 import importlib.util, os, sys
 import training
 print("training:", getattr(training, "__file__", None), getattr(training, "MINE", None))
-for name in ("training.inspection", "duet_inspector", "training.mine", "tests", "train"):
+for name in ("training.inspector", "duet_inspector", "training.mine", "tests", "train"):
     spec = importlib.util.find_spec(name)
     print(name + ":", spec and os.path.realpath(spec.origin))
 """
-OURS = f"{ROOT}/training/inspection/__init__.py"
+OURS = f"{ROOT}/training/inspector/__init__.py"
 
 
 @pytest.mark.parametrize("own", ["none", "package", "folder"])
@@ -43,7 +43,7 @@ def test_nobodys_training_is_hidden(tmp_path: Path, own: str) -> None:
         "package": f"{folder}/__init__.py 1",
         "folder": "None None",
     }.get(own)
-    assert found["training.inspection"] == OURS
+    assert found["training.inspector"] == OURS
     assert found["duet_inspector"] == f"{ROOT}/lib/pythonpath/duet_inspector/__init__.py"
     assert found["training.mine"] == (str(folder / "mine.py") if own != "none" else "None")
     assert (found["tests"], found["train"]) == ("None", "None"), "nothing else of ours can be imported"
@@ -63,4 +63,4 @@ print(sorted(name for name in sys.modules if name.split(".")[0] == "training"))
     env = clean_environment(PYTHONPATH=f"{ROOT}/lib/pythonpath")
     run = [sys.executable, "-c", code]
     done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout.split("\n")[:2]) == (0, [f"{ROOT}/training/inspection/inspector.py", "['training']"]), done.stderr
+    assert (done.returncode, done.stdout.split("\n")[:2]) == (0, [f"{ROOT}/training/inspector/inspector.py", "['training']"]), done.stderr

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from training.inspection.board import Board, OwnStore
-from training.inspection.judge import Judge, due, next_due
-from training.inspection.output import Finding
+from training.inspector.analysis import Judge, due, next_due
+from training.inspector.reporting import Finding
+from training.inspector.shared_store import Board, OwnStore
 
 
 class Told:

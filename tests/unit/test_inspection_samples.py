@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from training.inspection import checksum, samples
+from training.inspector import checksum, sample_tracker
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -23,8 +23,8 @@ def loader(**more: Any) -> Any:
     return DataLoader(Numbers(), **({"batch_size": 4, "shuffle": True} | more))
 
 
-def watched(made: Any) -> samples.Drawn:
-    drawn = samples.watch(made)
+def watched(made: Any) -> sample_tracker.Drawn:
+    drawn = sample_tracker.watch(made)
     assert drawn is not None
     return drawn
 
@@ -33,14 +33,14 @@ def watched(made: Any) -> samples.Drawn:
 def test_every_batch_has_its_indices(workers: dict[str, Any]) -> None:
     made = loader(**workers)
     drawn = watched(made)
-    assert samples.watch(made) is None and len(made) == 3, "as before"
+    assert sample_tracker.watch(made) is None and len(made) == 3, "as before"
     for epoch in (1, 2):
         for number, batch in enumerate(made):
             assert not drawn.exhausted
             taken = drawn.took(len(batch))
             assert taken == (epoch, number + 1, [int(v) for v in batch[:, 0]])
         assert drawn.exhausted
-    samples.unwatch(made, drawn)
+    sample_tracker.unwatch(made, drawn)
     assert type(made.batch_sampler) is torch.utils.data.BatchSampler
     assert len(drawn.first) == 3 and sorted(i for batch in drawn.first for i in batch) == list(range(10))
 
@@ -81,9 +81,9 @@ def test_an_epoch_that_had_begun_before(sampler: str, known: bool) -> None:
 
 
 def test_loaders_that_are_none_of_torchs() -> None:
-    assert samples.watch([torch.ones(4)]) is None and samples.watch(None) is None
-    assert samples.watch(loader(batch_size=None, shuffle=None)) is None
-    assert samples.describe([1, 2], None) | {"fingerprint": ""} == {
+    assert sample_tracker.watch([torch.ones(4)]) is None and sample_tracker.watch(None) is None
+    assert sample_tracker.watch(loader(batch_size=None, shuffle=None)) is None
+    assert sample_tracker.describe([1, 2], None) | {"fingerprint": ""} == {
         "dataset": None,
         "batches": 2,
         "sampler": "list",
@@ -105,17 +105,17 @@ def test_loaders_that_are_none_of_torchs() -> None:
     ],
 )
 def test_how_many_samples_a_batch_has(batch: Any, size: int | None) -> None:
-    assert samples.size(batch) == size
+    assert sample_tracker.size(batch) == size
 
 
 def test_digests_are_of_the_content() -> None:
     table = torch.randn(4, 3, 5000).to(torch.bfloat16)
-    ours = samples.digests({"labels": torch.ones(4), "audio": table}, 4)
-    assert len(set(ours)) == 4 and samples.digests([table.flip(0)], 4) == ours[::-1]
+    ours = sample_tracker.digests({"labels": torch.ones(4), "audio": table}, 4)
+    assert len(set(ours)) == 4 and sample_tracker.digests([table.flip(0)], 4) == ours[::-1]
     table[2] = 0
-    assert len(samples.digests(table, 4)) == 3, "silence is no sample of its own"
-    assert samples.digests(torch.tensor(1.0), 1) == [] and samples.digests(["text"], 1) == []
-    assert len(set(samples.digests(torch.randn(2, 3, dtype=torch.complex64), 2))) == 2
+    assert len(sample_tracker.digests(table, 4)) == 3, "silence is no sample of its own"
+    assert sample_tracker.digests(torch.tensor(1.0), 1) == [] and sample_tracker.digests(["text"], 1) == []
+    assert len(set(sample_tracker.digests(torch.randn(2, 3, dtype=torch.complex64), 2))) == 2
 
 
 def test_fingerprints_tell_datasets_apart() -> None:
@@ -124,11 +124,11 @@ def test_fingerprints_tell_datasets_apart() -> None:
             self.files = files
 
     names = [f"{n}.wav" for n in range(100)]
-    assert samples.fingerprint(Files(names)) == samples.fingerprint(Files(list(names)))
-    parts = [samples.fingerprint(Files(names[rank::2])) for rank in range(2)]
-    subsets = [samples.fingerprint(torch.utils.data.Subset(Files(names), range(rank, 100, 2))) for rank in range(2)]
-    tensors = [samples.fingerprint(torch.utils.data.TensorDataset(torch.arange(n, n + 9))) for n in range(2)]
-    assert len({*parts, *subsets, *tensors, samples.fingerprint(Files(names))}) == 7
+    assert sample_tracker.fingerprint(Files(names)) == sample_tracker.fingerprint(Files(list(names)))
+    parts = [sample_tracker.fingerprint(Files(names[rank::2])) for rank in range(2)]
+    subsets = [sample_tracker.fingerprint(torch.utils.data.Subset(Files(names), range(rank, 100, 2))) for rank in range(2)]
+    tensors = [sample_tracker.fingerprint(torch.utils.data.TensorDataset(torch.arange(n, n + 9))) for n in range(2)]
+    assert len({*parts, *subsets, *tensors, sample_tracker.fingerprint(Files(names))}) == 7
 
 
 TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool, torch.complex64]

@@ -15,21 +15,20 @@ from typing import Any
 
 import pytest
 
-from training import supervise
-from training.asked import ROOT
-from training.errors import Exit
-from training.heartbeat import Heartbeat, read_all
-from training.launch import attempt, limits, spawn, team, verdict
-from training.launch.attempt import Attempt
-from training.launch.ending import Ending
-from training.launch.outcome import Outcome
-from training.launch.recovery import Recovery
-from training.launch.team import Team
-from training.launch.wishes import Wishes
-from training.rundir import RunDir, write_json
-from training.watch import death
-from training.watch.finding import HANG
-from training.watch.start import RanksWatch
+from training.core.errors import Exit
+from training.core.heartbeat import Heartbeat, read_all
+from training.core.rundir import RunDir, write_json
+from training.launcher import attempt, failure_report, local_ranks, spawn, supervisor, timeouts
+from training.launcher.attempt import Attempt
+from training.launcher.local_ranks import Team
+from training.launcher.outcome import Outcome
+from training.launcher.post_run import Ending
+from training.launcher.recovery import Recovery
+from training.launcher.stop_signals import Wishes
+from training.plan.cli_args import ROOT
+from training.watchdog import rank_exit
+from training.watchdog.hang_report import HANG
+from training.watchdog.start import RanksWatch
 
 PLAN: dict[str, Any] = {
     "config": {"hang_timeout": 60, "num_workers": 0},
@@ -48,7 +47,7 @@ RANK = f"""
 import os, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
-from training.heartbeat import Heartbeat
+from training.core.heartbeat import Heartbeat
 beat = Heartbeat(Path(sys.argv[1]) / "heartbeat" / "rank0.bin", 0).beat
 """
 GLOO = "op.preamble.length <= op.nbytes 8 vs 4"  # as an abort of an earlier start has left it in the log
@@ -65,7 +64,7 @@ def run(tmp_path: Path) -> RunDir:
 @pytest.fixture
 def start(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Start:
     def make(code: str) -> Attempt:
-        monkeypatch.setattr(team, "command", lambda *_: [sys.executable, "-c", RANK + textwrap.dedent(code), str(run.path)])
+        monkeypatch.setattr(local_ranks, "command", lambda *_: [sys.executable, "-c", RANK + textwrap.dedent(code), str(run.path)])
         return Attempt(run, PLAN, Team(range(1), 1), uuid.uuid4().hex)
 
     return make
@@ -78,8 +77,8 @@ def test_what_an_earlier_start_has_said_decides_nothing(run: RunDir, start: Star
     run.rank_log(0).write_text(f"torch.OutOfMemoryError: CUDA out of memory.\n{GLOO}\n")
     tried = start("beat('forward'); print('a word of this one', flush=True); os.kill(os.getpid(), signal.SIGABRT)")
     outcome = tried.go()
-    assert outcome.guilty == (0, -signal.SIGABRT) and outcome.death and outcome.death.kind == death.DIED
-    record = verdict.failure(outcome, run, PLAN)
+    assert outcome.guilty == (0, -signal.SIGABRT) and outcome.death and outcome.death.kind == rank_exit.DIED
+    record = failure_report.failure(outcome, run, PLAN)
     assert (record["cause"], record["kind"], record["rank"]) == ("unknown", "died", 0)
     assert record["evidence"] == ["a word of this one"]
 
@@ -93,7 +92,7 @@ def test_under_torchrun_a_rank_s_own_log_is_of_another_start(run: RunDir) -> Non
     run.rank_log(0).write_text("CUDA out of memory\n")
     log = run.ranks / "torchrun.log"
     log.write_text("earlier\nnow\n")
-    record = verdict.failure(Outcome(guilty=(0, 1), here=(0, 1), log_from={log: len("earlier\n")}), run, PLAN)
+    record = failure_report.failure(Outcome(guilty=(0, 1), here=(0, 1), log_from={log: len("earlier\n")}), run, PLAN)
     assert (record["evidence"], record["log"]) == (["now"], str(log))
 
 
@@ -117,11 +116,11 @@ def test_a_rank_that_has_finished_and_does_not_leave_is_ended(
     run: RunDir, start: Start, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], code: Exit
 ) -> None:
     """What it has trained is done; a stopped run is not taken for a finished one."""
-    monkeypatch.setattr(limits, "CLOSING_S", 0.1)
+    monkeypatch.setattr(timeouts, "CLOSING_S", 0.1)
     write_json(run.summary, {"status": "done" if code == Exit.DONE else "stopped", "exit_code": int(code)})
     outcome = start("beat('finished'); time.sleep(3600)").go()
     assert outcome.ended == [(0, -signal.SIGKILL)] and outcome.guilty is None and not outcome.killed
-    assert verdict.exit_code(outcome) == code
+    assert failure_report.exit_code(outcome) == code
     said = capfd.readouterr().err
     why = r"and the process does not leave \(a thread that is no daemon, or what it does at exit\): ended"
     assert re.search(rf"rank 0: finished since \d s, {why}", said), said
@@ -148,7 +147,7 @@ def test_an_error_beside_the_training_is_said_once_and_ends_nothing(start: Start
 def test_a_failure_that_can_not_be_explained_is_one_all_the_same(
     start: Start, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(death, "explain", lambda *_: 1 / 0)
+    monkeypatch.setattr(rank_exit, "explain", lambda *_: 1 / 0)
     monkeypatch.setattr(attempt.process, "sweep", lambda token: 1 / 0)
     outcome = start("beat('forward'); os.kill(os.getpid(), signal.SIGKILL)").go()
     assert outcome.guilty == (0, -signal.SIGKILL) and outcome.phases == {0: "step 0: forward"}
@@ -161,7 +160,7 @@ def test_a_failure_that_can_not_be_explained_is_one_all_the_same(
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_of_two_ends_seen_at_once_the_earlier_one_counts(run: RunDir, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
-    monkeypatch.setattr(team, "command", lambda *_: [sys.executable, "-c", "import time; time.sleep(3600)"])
+    monkeypatch.setattr(local_ranks, "command", lambda *_: [sys.executable, "-c", "import time; time.sleep(3600)"])
     tried = Attempt(run, PLAN, Team(range(2), 2, "127.0.0.1", 1), uuid.uuid4().hex)
 
     def kill_both() -> None:
@@ -198,7 +197,7 @@ beat("finished")
 def test_shared_memory_of_a_rank_does_not_outlive_it(
     run: RunDir, start: Start, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ending: str, ended: int
 ) -> None:
-    monkeypatch.setattr(limits, "CLOSING_S", 0.1)
+    monkeypatch.setattr(timeouts, "CLOSING_S", 0.1)
     outcome = start(SHARED.format(ending)).go()
     assert outcome.ended == [(0, ended)]
     assert not Path("/dev/shm", str(run.path).replace("/", "_")[-40:]).exists()
@@ -228,8 +227,8 @@ def test_a_rank_that_not_even_sigkill_ends_is_left(run: RunDir, monkeypatch: pyt
     tried = Attempt(run, PLAN, Team(range(1), 1), uuid.uuid4().hex)
     child = FakeChild(0, Unkillable(), -1, -1)  # type: ignore[arg-type]
     monkeypatch.setattr(tried, "_start", lambda: tried._alive.update({-1: child}))
-    monkeypatch.setattr(limits, "UNKILLABLE_S", 0.0)
-    monkeypatch.setattr(limits.proc, "look", lambda pid: type("Process", (), {"waits_in": "nfs_wait_bit_killable"}))
+    monkeypatch.setattr(timeouts, "UNKILLABLE_S", 0.0)
+    monkeypatch.setattr(timeouts.proc, "look", lambda pid: type("Process", (), {"waits_in": "nfs_wait_bit_killable"}))
     tried.each_pass = tried._kill
     outcome = tried.go()
     text = f"rank 0 (pid {os.getpid()}) can not be ended: it is blocked in the kernel (nfs_wait_bit_killable)"
@@ -256,7 +255,7 @@ def pair(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]
         begin = RANK.replace('"rank0.bin", 0', 'f"rank{rank}.bin", rank').replace("beat =", "rank = int(os.environ['RANK'])\nbeat =")
         begin += "sleep = lambda: time.sleep(600)\n"
         command = [sys.executable, "-c", begin + textwrap.dedent(code), str(run.path)]
-        monkeypatch.setattr(team, "command", lambda *_: command)
+        monkeypatch.setattr(local_ranks, "command", lambda *_: command)
         plan = PLAN | {"ranks": 2, "script": {"args": []} if script else None}
         tried = Attempt(run, plan, Team(range(2), 2, "127.0.0.1", 1), uuid.uuid4().hex)
 
@@ -286,23 +285,23 @@ def test_a_script_that_was_asked_to_stop_has_not_failed(
     """Nor has it finished: who has ended it decides the code, its own status is shown."""
     body = f"signal.signal({int(stop)}, {end})\nPath(sys.argv[1], f'ready{{rank}}').touch()\nsleep()"
     outcome = pair(body, script=True, stop=stop)
-    assert (outcome.guilty, outcome.killed, verdict.exit_code(outcome)) == (None, False, code)
-    assert verdict.statuses(outcome) == told
+    assert (outcome.guilty, outcome.killed, failure_report.exit_code(outcome)) == (None, False, code)
+    assert failure_report.statuses(outcome) == told
 
 
 def test_a_script_s_rank_that_leaves_as_if_asked_has_failed_unless_all_do(
     pair: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "PEER_GRACE_S", 0.5)
+    monkeypatch.setattr(timeouts, "PEER_GRACE_S", 0.5)
     alone = pair("sys.exit(75) if rank else sleep()", script=True)
-    assert alone.guilty == (1, 75) and verdict.exit_code(alone) == Exit.TRAINING
+    assert alone.guilty == (1, 75) and failure_report.exit_code(alone) == Exit.TRAINING
     assert alone.death and alone.death.how == "left with status 75"
     monkeypatch.undo()
 
 
 def test_ranks_of_a_script_that_all_leave_as_if_asked_pass_it_on(pair: Callable[..., Outcome]) -> None:
     both = pair("sys.exit(75)", script=True)
-    assert both.guilty is None and verdict.exit_code(both) == Exit.PREEMPTED
+    assert both.guilty is None and failure_report.exit_code(both) == Exit.PREEMPTED
 
 
 @pytest.mark.parametrize(("status", "number"), [(75, signal.SIGTERM), (130, signal.SIGINT)])
@@ -322,8 +321,8 @@ def test_a_rank_of_ours_that_leaves_alone_as_asked_takes_the_others_with_it(
     )
     assert (outcome.left, outcome.guilty, outcome.killed) == (1, None, True)
     assert sorted(outcome.ended) == [(0, 1), (1, status)], "it was asked, not killed"
-    assert verdict.exit_code(outcome) == status
-    record = verdict.failure(outcome, run, PLAN)
+    assert failure_report.exit_code(outcome) == status
+    record = failure_report.failure(outcome, run, PLAN)
     assert record["kind"] == "asked" and record["summary"].startswith("rank 1 was asked to stop and left without the others")
 
 
@@ -335,7 +334,7 @@ def test_a_rank_of_ours_that_leaves_alone_as_asked_takes_the_others_with_it(
     [((1, -signal.SIGKILL), 1.0), ((1, -signal.SIGSEGV), 1.0), ((1, -signal.SIGABRT), 3.0), ((1, 1), 3.0), ((None, 0), 3.0)],
 )
 def test_the_others_words_are_awaited_where_they_may_explain_something(guilty: tuple[int | None, int], seconds: float) -> None:
-    assert limits.grace_s(guilty) == seconds
+    assert timeouts.grace_s(guilty) == seconds
 
 
 @pytest.mark.parametrize(
@@ -354,13 +353,13 @@ def test_who_was_asked_by_a_scheduler_keeps_what_is_slow_by_nature(run: RunDir, 
         writer.beat("fetch")
     writer.beat(phase)
     (beat,) = read_all(run.heartbeats)
-    assert limits.patience_s(beat, asked, RanksWatch(run, PLAN, Team(range(1), 1))) == seconds
+    assert timeouts.patience_s(beat, asked, RanksWatch(run, PLAN, Team(range(1), 1))) == seconds
 
 
 def test_a_rank_of_torchrun_that_has_left_in_its_work_is_named(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "GONE_S", 0.0)
+    monkeypatch.setattr(timeouts, "GONE_S", 0.0)
     Heartbeat(run.heartbeat(1), 1).beat("backward")
-    gone = limits.Gone(0.0)
+    gone = timeouts.Gone(0.0)
     for last in ("finished", "forward"):
         assert gone.look(read_all(run.heartbeats)) is None
         subprocess.run([sys.executable, "-c", RANK + f"beat({last!r})", str(run.path)], check=True)
@@ -368,13 +367,13 @@ def test_a_rank_of_torchrun_that_has_left_in_its_work_is_named(run: RunDir, monk
     found = gone.look(read_all(run.heartbeats))
     assert found and (found.kind, found.rank, found.waiting) == (HANG, 0, {1: "step 0: backward"})
     assert found.sentence().startswith("HANG rank 0 in 'step 0: forward' is gone in the middle of its work, since ")
-    patient = limits.Gone(3600.0)
+    patient = timeouts.Gone(3600.0)
     assert [patient.look(read_all(run.heartbeats)) for _ in range(2)] == [None, None], "not before the limit of a hang"
 
 
 def test_a_rank_that_finishes_while_it_is_looked_at_is_not_gone(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "GONE_S", 0.0)
-    gone = limits.Gone(0.0)
+    monkeypatch.setattr(timeouts, "GONE_S", 0.0)
+    gone = timeouts.Gone(0.0)
     subprocess.run([sys.executable, "-c", RANK + "beat('closing trackers')", str(run.path)], check=True)
     assert gone.look(read_all(run.heartbeats)) is None
     subprocess.run([sys.executable, "-c", RANK + "beat('finished')", str(run.path)], check=True)
@@ -397,8 +396,8 @@ def test_only_ranks_that_wait_for_others_stand_still(
     later = beat.monotonic_ns + 9 * 10**9
     monkeypatch.setattr("time.monotonic_ns", lambda: later)
     watch = RanksWatch(run, PLAN, Team(range(1), 1))
-    assert limits.still_s([beat], watch) == (9.0 if still else 0.0)
-    assert limits.still_s([], watch) == 0.0
+    assert timeouts.still_s([beat], watch) == (9.0 if still else 0.0)
+    assert timeouts.still_s([], watch) == 0.0
 
 
 # ── between two attempts ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -416,11 +415,11 @@ def test_asked_to_stop_between_two_attempts(
         def go(self) -> Outcome:
             return Outcome(guilty=(0, -9), here=(0, -9))
 
-    monkeypatch.setattr(supervise, "Attempt", Killed)
-    monkeypatch.setattr(supervise.store, "changed", lambda run: os.kill(os.getpid(), number))
+    monkeypatch.setattr(supervisor, "Attempt", Killed)
+    monkeypatch.setattr(supervisor.store, "changed", lambda run: os.kill(os.getpid(), number))
     plan = PLAN | {"retries": {"value": 2, "reason": ""}, "place": {"node_rank": 0, "nnodes": 1}}
     plan |= {"command": {"script": "launch_train.sh"}, "origins": dict.fromkeys(("out_dir", "log_dir"), "default")}
-    assert supervise._attempts(run, plan, Ending(run, plan), set(), "") == code
+    assert supervisor._attempts(run, plan, Ending(run, plan), set(), "") == code
     said = capfd.readouterr().err
     assert "restarting from the beginning (1 of 2)" in said
     assert f"{name}: stopped before the restart; step 0 is saved (exit {code})" in said

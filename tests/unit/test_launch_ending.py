@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from tests.conftest import TOKEN, wait_until
-from training import console
-from training.asked import ROOT
-from training.errors import Exit
-from training.launch import ending, news
-from training.launch.ending import Ending
-from training.rundir import RunDir, append_json, write_json
+from training.core import log as console
+from training.core.errors import Exit
+from training.core.rundir import RunDir, append_json, write_json
+from training.launcher import notification, post_run
+from training.launcher.post_run import Ending
+from training.plan.cli_args import ROOT
 
 TEXTS = "'$(touch pwned)'; \"`touch pwned`\"\n--x $HOME %s 训练"
 
@@ -118,20 +118,20 @@ def test_nothing_of_what_happened_is_executed(run: RunDir, tmp_path: Path, monke
 )
 def test_how_it_ended_in_a_word(run: RunDir, code: int, record: dict[str, str], status: str, title: str) -> None:
     failed(run, **record)
-    facts = news.of(run, plan(), code, begun=True)
+    facts = notification.of(run, plan(), code, begun=True)
     assert (facts["status"], facts["title"], facts["exit_code"]) == (status, title, code)
     assert facts["text"].endswith(f"(exit {code})")
     assert (facts["cause"], facts["rank"]) == ((record.get("cause", "gpu_oom"), 1) if status == "failed" else (None, None))
 
 
 def test_stopped_between_two_starts(run: RunDir) -> None:
-    facts = news.of(run, plan(), Exit.PREEMPTED, begun=True)
+    facts = notification.of(run, plan(), Exit.PREEMPTED, begun=True)
     assert (facts["status"], facts["text"]) == ("preempted", "no checkpoint yet (exit 75)")
 
 
 def test_stopped_with_a_checkpoint(run: RunDir) -> None:
     finished(run)
-    facts = news.of(run, plan(), Exit.INTERRUPTED, begun=True)
+    facts = notification.of(run, plan(), Exit.INTERRUPTED, begun=True)
     assert facts["status"] == "stopped" and facts["text"].startswith("stopped at step 12, checkpoint saved; 12 steps")
 
 
@@ -147,7 +147,7 @@ def test_refused_data_of_a_resumed_run_says_nothing_of_what_was_before(run: RunD
 
 def test_a_run_that_was_stopped_before_its_first_step_gets_no_report(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     failed(run, kind="asked", cause="interrupted")
-    monkeypatch.setattr(ending.errand, "run", lambda *_, **__: pytest.fail("a report is made"))
+    monkeypatch.setattr(post_run.errand, "run", lambda *_, **__: pytest.fail("a report is made"))
     assert Ending(run, plan(report=True)).report(Exit.INTERRUPTED) is False
 
 
@@ -156,10 +156,10 @@ def test_the_report_of_an_earlier_start_goes_when_this_one_has_none(run: RunDir,
     finished(run)
     run.report.write_text("old")
     os.utime(run.report, (1, 1))
-    monkeypatch.setattr(ending.errand, "run", lambda *_, **__: ("killed", ""))
+    monkeypatch.setattr(post_run.errand, "run", lambda *_, **__: ("killed", ""))
     end = Ending(run, plan(report=report))
     assert run.report.exists() and not end.report(Exit.DONE) and not run.report.exists()
-    assert news.of(run, plan(), 0, begun=True)["report"] is None
+    assert notification.of(run, plan(), 0, begun=True)["report"] is None
 
 
 def test_a_resumed_run_tells_nothing_of_the_end_before(run: RunDir) -> None:
@@ -167,9 +167,12 @@ def test_a_resumed_run_tells_nothing_of_the_end_before(run: RunDir) -> None:
     for file in (run.summary, run.metrics):
         os.utime(file, (1, 1))
     failed(run)
-    assert "CUDA" not in news.of(run, plan(), 4, begun=True)["text"] and news.of(run, plan(), 4, begun=True)["status"] == "failed"
+    assert (
+        "CUDA" not in notification.of(run, plan(), 4, begun=True)["text"]
+        and notification.of(run, plan(), 4, begun=True)["status"] == "failed"
+    )
     run.failure.unlink()
-    assert news.of(run, plan(), 75, begun=True)["text"] == "no checkpoint yet (exit 75)"
+    assert notification.of(run, plan(), 75, begun=True)["text"] == "no checkpoint yet (exit 75)"
 
 
 def test_a_run_that_is_gone_is_told_too(tmp_path: Path) -> None:
@@ -180,7 +183,7 @@ def test_a_run_that_is_gone_is_told_too(tmp_path: Path) -> None:
 
 def test_a_single_rank_without_a_supervisor_has_spoken_for_itself(run: RunDir) -> None:
     write_json(run.rank_error(0), {"type": "OutOfMemoryError", "message": "CUDA out of memory", "rank": 0})
-    facts = news.of(run, plan(), 1, begun=True)
+    facts = notification.of(run, plan(), 1, begun=True)
     assert (facts["status"], facts["cause"], facts["text"]) == (
         "failed",
         "gpu_oom",
@@ -190,7 +193,7 @@ def test_a_single_rank_without_a_supervisor_has_spoken_for_itself(run: RunDir) -
 
 def test_strangers_get_no_secrets(run: RunDir) -> None:
     failed(run, summary="ConnectionError: https://me:geheim@host/ token=geheim1234", advice=["curl -H 'Authorization: Bearer geheim1234'"])
-    assert "geheim" not in json.dumps(news.of(run, plan(), 4, begun=True))
+    assert "geheim" not in json.dumps(notification.of(run, plan(), 4, begun=True))
 
 
 def test_its_words_are_in_the_log_and_not_on_the_console(run: RunDir, log: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -213,7 +216,7 @@ def test_a_program_that_is_not_there(run: RunDir, capfd: pytest.CaptureFixture[s
 
 
 def test_no_shell(run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(ending, "SHELL", "/no/sh")
+    monkeypatch.setattr(post_run, "SHELL", "/no/sh")
     tell(run, "true")
     assert "--notify has failed: /no/sh can not be started: No such file or directory" in capfd.readouterr().err
 
@@ -222,7 +225,7 @@ def test_too_slow_is_ended_with_all_that_it_started(
     run: RunDir, token: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Also who has given himself a session of his own; the token fixture looks for what is left."""
-    monkeypatch.setattr(ending, "NOTIFY_S", 0.5)
+    monkeypatch.setattr(post_run, "NOTIFY_S", 0.5)
     monkeypatch.setenv(TOKEN, token)
     begun = time.monotonic()
     tell(run, "trap '' TERM; sleep 1000 & setsid sleep 1000 & echo waiting; sleep 1000")
@@ -238,7 +241,7 @@ def test_what_it_leaves_in_the_background_keeps_nobody_waiting(run: RunDir, toke
 
 
 def test_endless_output_fills_nothing(run: RunDir, log: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(ending, "NOTIFY_S", 0.5)
+    monkeypatch.setattr(post_run, "NOTIFY_S", 0.5)
     tell(run, "yes 'all is well'")
     assert "not done within 0.5 s" in capfd.readouterr().err
     assert log.stat().st_size < 200_000
@@ -251,8 +254,8 @@ def test_who_asks_to_stop_skips_it(run: RunDir, tmp_path: Path, token: str, numb
         import sys
         sys.path[:0] = [{str(ROOT)!r}]
         from tests.unit.test_launch_ending import plan
-        from training.launch.ending import Ending
-        from training.rundir import RunDir
+        from training.launcher.post_run import Ending
+        from training.core.rundir import RunDir
         end = Ending(RunDir({str(run.path)!r}), plan("touch '{tmp_path}/begun'; sleep 1000"))
         end.close(4)
         sys.exit(4)
@@ -271,8 +274,8 @@ def test_killed_supervisor_leaves_nobody(run: RunDir, tmp_path: Path, token: str
         import sys
         sys.path[:0] = [{str(ROOT)!r}]
         from tests.unit.test_launch_ending import plan
-        from training.launch.ending import Ending
-        from training.rundir import RunDir
+        from training.launcher.post_run import Ending
+        from training.core.rundir import RunDir
         Ending(RunDir({str(run.path)!r}), plan("setsid sleep 1000 & touch '{tmp_path}/begun'; sleep 1000")).close(0)
     """
     child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env={**os.environ, TOKEN: token})
@@ -285,11 +288,11 @@ def test_killed_supervisor_leaves_nobody(run: RunDir, tmp_path: Path, token: str
 
 
 def with_report(run: RunDir, monkeypatch: pytest.MonkeyPatch, program: str) -> Ending:
-    """`program` in place of training.report."""
+    """`program` in place of training.monitor.report."""
     root = run.path.parent / "root"
     (root / "lib").mkdir(parents=True)
     (root / "lib/run_module.py").write_text(textwrap.dedent(program))
-    monkeypatch.setattr(ending, "ROOT", root)
+    monkeypatch.setattr(post_run, "ROOT", root)
     end = Ending(run, plan(report=True))
     end.begun = True
     return end
@@ -305,7 +308,7 @@ def test_after_a_failure_it_is_said_where_the_report_is(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with_report(run, monkeypatch, MAKES).close(4)
-    assert run.report.read_text() == f"{['training.report', str(run.path), '--quiet']} {os.nice(0) + ending.NICE} True"
+    assert run.report.read_text() == f"{['training.monitor.report', str(run.path), '--quiet']} {os.nice(0) + post_run.NICE} True"
     assert capfd.readouterr().err.endswith(f" report: {run.report}\n")
 
 
@@ -329,15 +332,15 @@ def test_a_killed_report_leaves_the_command_that_makes_it(run: RunDir, monkeypat
     append_json(run.metrics, {"step": 1, "loss": 2.2, "time": 1.0})
     killed, fix = log.read_text().splitlines()
     assert killed.endswith("no report was made: killed by SIGKILL") and fix.startswith("    try: ")
-    assert fix.endswith(f"training.report {shlex.quote(str(run.path))}"), "the folder has a space"
+    assert fix.endswith(f"training.monitor.report {shlex.quote(str(run.path))}"), "the folder has a space"
 
 
 @pytest.mark.parametrize("code", [Exit.DONE, Exit.PREEMPTED])
 def test_a_report_that_does_not_come_is_not_waited_for(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], code: Exit
 ) -> None:
-    monkeypatch.setattr(ending, "REPORT_S", 0.5)
-    monkeypatch.setattr(ending, "PREEMPTED_S", 0.3)
+    monkeypatch.setattr(post_run, "REPORT_S", 0.5)
+    monkeypatch.setattr(post_run, "PREEMPTED_S", 0.3)
     with_report(run, monkeypatch, "import time; time.sleep(1000)").close(code)
     assert f"no report was made: not done within {'0.3' if code else '0.5'} s: ended\n" in capfd.readouterr().err
 

@@ -12,23 +12,23 @@ import pytest
 
 from tests.conftest import wait_until
 from training.host import process
-from training.launch import guardian
-from training.launch.guardian import Guardian
-from training.watch.sight import proc
+from training.launcher import reaper
+from training.launcher.reaper import Guardian
+from training.watchdog.probes import procfs
 
 
 def test_a_stopped_guardian_is_continued() -> None:
     with Guardian() as token:
-        pid = next(one for one in proc.family(os.getpid()) if token in proc.command(one))
+        pid = next(one for one in procfs.family(os.getpid()) if token in procfs.command(one))
         os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda: (now := proc.look(pid)) and now.state == "T")
+        wait_until(lambda: (now := procfs.look(pid)) and now.state == "T")
         began = time.monotonic()
-    assert proc.look(pid) is None
-    assert time.monotonic() - began < guardian.LEAVES_S, "it left by itself"
+    assert procfs.look(pid) is None
+    assert time.monotonic() - began < reaper.LEAVES_S, "it left by itself"
 
 
 def test_a_guardian_that_does_not_leave_is_killed_and_its_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guardian, "LEAVES_S", 0.3)
+    monkeypatch.setattr(reaper, "LEAVES_S", 0.3)
     keeper = Guardian()
     with keeper as token, subprocess.Popen(["sleep", "1000"], env={process.TOKEN: token}, start_new_session=True) as left:
         real = keeper._popen

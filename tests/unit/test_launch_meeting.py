@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from tests.conftest import wait_until
-from training.errors import Exit, UserError
-from training.launch import meeting
-from training.launch.line import SILENT, Line, Lost, is_order
-from training.launch.others import Others, asked
-from training.launch.place import NODE, Place
-from training.launch.team import QUIET_PORTS, free_port, listen
-from training.launch.wire import LIMIT, Broken, Wire
+from training.core.errors import Exit, UserError
+from training.host.placement import NODE, Place
+from training.launcher import rendezvous
+from training.launcher.json_socket import LIMIT, Broken, Wire
+from training.launcher.local_ranks import QUIET_PORTS, free_port, listen
+from training.launcher.others import Others, asked
+from training.launcher.peer_link import SILENT, Line, Lost, is_order
 
 LOOPBACK = "127.0.0.1"
 
@@ -116,9 +116,9 @@ def test_noise_is_no_message(noise: bytes) -> None:
 
 def test_what_belongs_to_one_machine_may_differ() -> None:
     head, other = plan(0, 1), plan(1, 2, node_rank=1)
-    assert meeting.differences(meeting.facts(other), meeting.facts(head), 1) == []
+    assert rendezvous.differences(rendezvous.facts(other), rendezvous.facts(head), 1) == []
     changed = plan(1, 1, seed=2, depth=3) | {"torch": "2.12", "local_ranks": 4}
-    assert meeting.differences(meeting.facts(changed), meeting.facts(head), 1) == [
+    assert rendezvous.differences(rendezvous.facts(changed), rendezvous.facts(head), 1) == [
         "depth is 3 on node 1, but 2 on node 0",
         "ranks per machine is 4 on node 1, but 2 on node 0",
         "seed is 2 on node 1, but 1 on node 0",
@@ -145,13 +145,13 @@ def test_two_machines_meet_and_go() -> None:
 
     def member() -> Any:
         own = plan(1, port)
-        name, own["launch"] = meeting.ask(own, 10)
-        with meeting.Member(own) as line:
+        name, own["launch"] = rendezvous.ask(own, 10)
+        with rendezvous.Member(own) as line:
             line.gather(10)
             return name, line.go()
 
     thread, out = in_thread(member)
-    with meeting.Head(plan(0, port)) as line:
+    with rendezvous.Head(plan(0, port)) as line:
         line.gather(10)
         team = line.go()
         assert (list(team.ranks), team.world_size, team.port) == ([0, 1], 4, port) and team.store is not None
@@ -165,7 +165,7 @@ def test_two_machines_start_again() -> None:
     port = free_port(LOOPBACK)
 
     def member() -> Any:
-        with meeting.Member(plan(1, port)) as line:
+        with rendezvous.Member(plan(1, port)) as line:
             line.gather(10)
             seen = [line.go()]
             line.tell({"failed": {"rank": 2, "status": -9}})
@@ -175,7 +175,7 @@ def test_two_machines_start_again() -> None:
             return seen, orders, line.failed
 
     thread, out = in_thread(member)
-    with meeting.Head(plan(0, port)) as line:
+    with rendezvous.Head(plan(0, port)) as line:
         line.gather(10)
         line.go().close()
         line.tell({"record": {"rank": 2}})
@@ -199,7 +199,7 @@ def test_the_first_to_end_waits_for_the_last() -> None:
         return line.read(node)[0]
 
     def member() -> Any:
-        with meeting.Member(plan(1, port)) as line:
+        with rendezvous.Member(plan(1, port)) as line:
             line.gather(10)
             line.go()
             ours = Others(line)
@@ -209,7 +209,7 @@ def test_the_first_to_end_waits_for_the_last() -> None:
             return [*told, end, ours.wait(75)]
 
     thread, out = in_thread(member)
-    with meeting.Head(plan(0, port)) as line:
+    with rendezvous.Head(plan(0, port)) as line:
         line.gather(10)
         line.go().close()
         ours = Others(line)
@@ -231,13 +231,13 @@ def test_who_was_asked_to_stop_after_a_failure_tells_the_others() -> None:
     port = free_port(LOOPBACK)
 
     def member() -> Any:
-        with meeting.Member(plan(1, port)) as line:
+        with rendezvous.Member(plan(1, port)) as line:
             line.gather(10)
             line.go()
             return line.decide(None), line.stopped
 
     thread, out = in_thread(member)
-    with meeting.Head(plan(0, port)) as line:
+    with rendezvous.Head(plan(0, port)) as line:
         line.gather(10)
         line.go().close()
         line.decide(None, 75)
@@ -265,18 +265,18 @@ def test_a_node_that_leaves_before_the_start_is_named_to_all() -> None:
     port, all_here = free_port(LOOPBACK), threading.Event()
 
     def leaves() -> None:
-        with meeting.Member(plan(1, port, nodes=3)) as line:
+        with rendezvous.Member(plan(1, port, nodes=3)) as line:
             line.gather(10)
             all_here.wait(10)
 
     def stays() -> Any:
-        with meeting.Member(plan(2, port, nodes=3)) as line:
+        with rendezvous.Member(plan(2, port, nodes=3)) as line:
             line.gather(10)
             return line.go()
 
     threads = [in_thread(leaves), in_thread(stays)]
     why = f"before the start: node 1 ({LOOPBACK}, {socket.gethostname()}) is gone: closed by the other side"
-    with meeting.Head(plan(0, port, nodes=3)) as line:
+    with rendezvous.Head(plan(0, port, nodes=3)) as line:
         line.gather(10)
         all_here.set()
         with pytest.raises(UserError, match=re.escape(why)) as caught:
@@ -289,8 +289,8 @@ def test_a_node_that_leaves_before_the_start_is_named_to_all() -> None:
 
 def test_another_plan_is_refused_and_the_wait_goes_on() -> None:
     port = free_port(LOOPBACK)
-    with meeting.Head(plan(0, port)) as line:
-        thread, out = in_thread(lambda: meeting.ask(plan(1, port, seed=7), 5))
+    with rendezvous.Head(plan(0, port)) as line:
+        thread, out = in_thread(lambda: rendezvous.ask(plan(1, port, seed=7), 5))
         with pytest.raises(UserError) as missing:
             line.gather(1.5)
         thread.join(5)
@@ -298,7 +298,7 @@ def test_another_plan_is_refused_and_the_wait_goes_on() -> None:
     assert missing.value.code == Exit.RESOURCES and "node 1 of 2 did not come" in str(missing.value)
 
 
-class Quiet(meeting.Member):
+class Quiet(rendezvous.Member):
     """A line whose other end says nothing."""
 
     def __init__(self, quiet_s: float = 0.0, *, unreachable: bool = False) -> None:
@@ -346,7 +346,7 @@ def test_who_was_stopped_himself_accuses_nobody() -> None:
 
 def test_silence_that_is_sure_is_told_at_once() -> None:
     own = {"kind": SILENT, "rank": None, "victim": False, "node": 2}
-    head = meeting.Head(plan(0, free_port(LOOPBACK), nodes=3))
+    head = rendezvous.Head(plan(0, free_port(LOOPBACK), nodes=3))
     with head:
         far, near = wires()
         head.met(1, far, LOOPBACK, "a")
@@ -362,17 +362,17 @@ def test_silence_that_is_sure_is_told_at_once() -> None:
 @pytest.mark.parametrize("node", [0, 2, 9, "1", None])
 def test_a_node_that_is_not_awaited_is_refused(node: object) -> None:
     port = free_port(LOOPBACK)
-    with meeting.Head(plan(0, port)) as line:
-        assert any("are awaited here" in text for text in line._refusal({"duet": meeting.PROTOCOL, "node": node}, node))
+    with rendezvous.Head(plan(0, port)) as line:
+        assert any("are awaited here" in text for text in line._refusal({"duet": rendezvous.PROTOCOL, "node": node}, node))
         assert line._refusal({"duet": 0}, 1) == ["it speaks another version of the launcher"]
-        assert line._refusal({"duet": meeting.PROTOCOL, "want": "join", "launch": "old"}, 1) == ["it belongs to another start"]
+        assert line._refusal({"duet": rendezvous.PROTOCOL, "want": "join", "launch": "old"}, 1) == ["it belongs to another start"]
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/b", ".hidden", "", 7, None])
 def test_a_run_name_from_the_network_makes_no_path(name: object) -> None:
     port = free_port(LOOPBACK)
-    with meeting.Head(plan(0, port) | {"run_name": name}) as line:
-        thread, out = in_thread(lambda: meeting.ask(plan(1, port), 5))
+    with rendezvous.Head(plan(0, port) | {"run_name": name}) as line:
+        thread, out = in_thread(lambda: rendezvous.ask(plan(1, port), 5))
         with pytest.raises(UserError):
             line.gather(1.0)
         thread.join(5)
@@ -382,7 +382,7 @@ def test_a_run_name_from_the_network_makes_no_path(name: object) -> None:
 def test_a_stranger_on_the_port_does_not_answer() -> None:
     port = free_port(LOOPBACK)
     with listen(LOOPBACK, port, 5), pytest.raises(UserError) as caught:
-        meeting.ask(plan(1, port), 0.5)
+        rendezvous.ask(plan(1, port), 0.5)
     assert "something else listens there" in str(caught.value)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from training.errors import UserError
-from training.launch import mode, slurm_step
-from training.launch.place import DEFAULT_PORT, LOCAL, NODE, RANK, Asked, Place
+from training.core.errors import UserError
+from training.host import slurm_env, topology
+from training.host.placement import DEFAULT_PORT, LOCAL, NODE, RANK, Asked, Place
 
 RANK_ENV = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "2000"}
 NODE_ENV = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "2000"}
@@ -27,7 +27,7 @@ STEP = {
 
 
 def find(environ: dict[str, str], *, script: bool = True, gpus: bool = False, **asked: object) -> Place:
-    return mode.find(environ, Asked(**asked), starts_ranks=script, several_gpus=gpus)  # type: ignore[arg-type]
+    return topology.find(environ, Asked(**asked), starts_ranks=script, several_gpus=gpus)  # type: ignore[arg-type]
 
 
 def problems(environ: dict[str, str], **asked: object) -> list[str]:
@@ -95,7 +95,7 @@ def test_platform_injects_nodes() -> None:
 def test_leftovers_are_not_followed_and_named(left: dict[str, str]) -> None:
     place = find(left | {"HOME": "/root"})
     assert (place.kind, place.leftovers) == (LOCAL, tuple(sorted(left)))
-    assert mode.clean(left | {"HOME": "/root"}) == {"HOME": "/root"}
+    assert topology.clean(left | {"HOME": "/root"}) == {"HOME": "/root"}
 
 
 def test_slurm_task_for_each_rank() -> None:
@@ -115,7 +115,7 @@ def test_slurm_task_for_each_rank() -> None:
             "WORLD_SIZE": "2",
             "LOCAL_WORLD_SIZE": "2",
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(slurm_step.port(STEP)),
+            "MASTER_PORT": str(slurm_env.port(STEP)),
         }
 
 
@@ -158,8 +158,8 @@ def test_tasks_of_a_node(words: str, node: str, here: int) -> None:
 
 
 def test_slurm_ports_differ_by_job_and_step() -> None:
-    ports = {slurm_step.port(STEP | {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}) for job in (7, 8) for step in (0, 1)}
-    assert len(ports) == 4 and all(port in slurm_step.PORTS for port in ports)
+    ports = {slurm_env.port(STEP | {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}) for job in (7, 8) for step in (0, 1)}
+    assert len(ports) == 4 and all(port in slurm_env.PORTS for port in ports)
 
 
 def test_what_injects_wins_over_slurm_and_torchrun_over_all() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from training import console
-from training.launch import output
-from training.launch.output import Output
+from training.core import log as console
+from training.launcher import output
+from training.launcher.output import Output
 
 
 @pytest.fixture

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from training import heartbeat
-from training.engine import manifest
-from training.errors import Exit
-from training.heartbeat import Heartbeat
-from training.host import memory
-from training.launch import remedy, wishes
-from training.launch.outcome import Outcome
-from training.launch.recovery import Recovery
-from training.rundir import RunDir, read_json, read_records, write_json
+from training.core import heartbeat, manifest
+from training.core.errors import Exit
+from training.core.heartbeat import Heartbeat
+from training.core.rundir import RunDir, read_json, read_records, write_json
+from training.launcher import recovery_policy, stop_signals
+from training.launcher.outcome import Outcome
+from training.launcher.recovery import Recovery
+from training.tasks.gpt import memory
 
 KILL = -signal.SIGKILL
 
@@ -166,9 +165,9 @@ def test_asked_to_stop_in_a_pause(
     code: int,
 ) -> None:
     """failure.json goes, so that nobody takes it for the end of the run."""
-    monkeypatch.setattr(remedy, "PAUSES_S", (3600.0,))
-    select = wishes.select.select
-    monkeypatch.setattr(wishes.select, "select", lambda *args: (os.kill(os.getpid(), number), select(*args)))
+    monkeypatch.setattr(recovery_policy, "PAUSES_S", (3600.0,))
+    select = stop_signals.select.select
+    monkeypatch.setattr(stop_signals.select, "select", lambda *args: (os.kill(os.getpid(), number), select(*args)))
     write_json(run.failure, {"cause": "peer_died"})
     tried = Recovery(run, plan())
     assert not tried.again(record(cause="peer_died", kind="error"), Outcome())

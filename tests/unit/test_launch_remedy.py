@@ -10,8 +10,8 @@ import pytest
 from tests.unit.conftest import ENHANCED, LAUNCH, TRAIN
 from tests.unit.test_launch_recovery import plan
 from training.config.schema import Config
-from training.host import decide
-from training.launch.remedy import Failure, GiveUp, Restart, changed_plan, remedy
+from training.host import decisions
+from training.launcher.recovery_policy import Failure, GiveUp, Restart, changed_plan, remedy
 
 KILL, BUS, SEGV, ABORT = -signal.SIGKILL, -signal.SIGBUS, -signal.SIGSEGV, -signal.SIGABRT
 
@@ -207,5 +207,5 @@ def test_the_changed_plan_says_all_that_follows_from_a_smaller_batch() -> None:
     ],
 )
 def test_the_plan_decides_how_often(retries: int | str, script: str, started_by: str, expected: tuple[int, str]) -> None:
-    choice = decide.retries(Config(retries=retries), decide.Choice(started_by, ""), script)
+    choice = decisions.retries(Config(retries=retries), decisions.Choice(started_by, ""), script)
     assert (choice.value, choice.reason) == expected

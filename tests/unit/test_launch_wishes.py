@@ -7,10 +7,10 @@ import signal
 
 import pytest
 
-from training.errors import Exit
+from training.core.errors import Exit
 from training.host.process import STOP_SIGNALS
-from training.launch import wishes
-from training.launch.wishes import Wishes
+from training.launcher import stop_signals
+from training.launcher.stop_signals import Wishes
 
 pytestmark = pytest.mark.usefixtures("handlers")
 
@@ -47,7 +47,7 @@ def test_long_work_is_ended_by_a_wish_that_still_counts() -> None:
 
 
 def test_names_and_codes() -> None:
-    assert [(wishes.name(n), wishes.code(n)) for n in STOP_SIGNALS] == [
+    assert [(stop_signals.name(n), stop_signals.code(n)) for n in STOP_SIGNALS] == [
         ("Ctrl-C", Exit.INTERRUPTED),
         ("SIGTERM", Exit.PREEMPTED),
         ("SIGUSR1", Exit.PREEMPTED),

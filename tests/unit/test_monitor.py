@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.monitor_runs import GIB, PATIENCE_S, ROOT, Made, dead_pid, look, old, text_of
-from training import heartbeat, rundir
+from training.core import heartbeat, jsonl, rundir
 from training.host import gpus
-from training.monitor import fleet, machine, records, screen, state
+from training.monitor import host_stats, run_list, screen, state
 from training.monitor.screen import View
 
 # States
@@ -62,7 +62,7 @@ def test_the_loss_is_shown_in_the_unit_of_the_evaluations(made: Made) -> None:
     assert (seen["training"]["loss"], seen["training"]["loss_unit"]) == (pytest.approx(recorded), "nats/token")
     assert f"loss {shown} bits/byte" in text_of(made.run) and "val 2.0000 bits/byte" in text_of(made.run)
     assert f"loss {shown} bits/byte  val 2.0000 bits/byte" in screen.one_line(seen)
-    rows = fleet.screen(fleet.Fleet(made.run.path.parent).read(), View(120, 30))
+    rows = run_list.screen(run_list.Fleet(made.run.path.parent).read(), View(120, 30))
     assert any(f"{shown}   2.0000" in row for row in rows), rows
 
 
@@ -99,7 +99,7 @@ def test_stopped_at_once_is_no_failure(made: Made) -> None:
 
 def test_died(made: Made) -> None:
     """Killed with -9, all of it: nothing says so but the missing processes."""
-    writer = "import sys; from training.heartbeat import Heartbeat; h = Heartbeat(sys.argv[1], 0); h.step = 9; h.beat('forward')"
+    writer = "import sys; from training.core.heartbeat import Heartbeat; h = Heartbeat(sys.argv[1], 0); h.step = 9; h.beat('forward')"
     subprocess.run([sys.executable, "-c", writer, str(made.run.heartbeat(0))], cwd=ROOT, check=True)
     made.supervisor(dead_pid()).steps()
     seen = look(made.run)
@@ -124,7 +124,7 @@ def test_a_look_that_fails_kills_nobody(monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr("psutil.Process", fails)
-    assert machine.alive(os.getpid(), time.time()) and not machine.alive(2**22 + 1, time.time())
+    assert host_stats.alive(os.getpid(), time.time()) and not host_stats.alive(2**22 + 1, time.time())
 
 
 def test_zombie_is_not_alive(made: Made) -> None:
@@ -207,10 +207,10 @@ def test_a_long_file_is_skimmed_without_losing_what_counts(made: Made, monkeypat
             lines.append(json.dumps({"step": step, "val_loss": 1.0, "val_bpb": 2 + abs(step - 7500) / 1e5}))
     made.run.metrics.write_text("\n".join(lines) + "\n")
     size = made.run.metrics.stat().st_size
-    assert size > records.WHOLE
+    assert size > jsonl.WHOLE
     skimmed = state.Watch(made.run)
     quick = skimmed.read()
-    monkeypatch.setattr(records, "WHOLE", 10 * size)
+    monkeypatch.setattr(jsonl, "WHOLE", 10 * size)
     full = look(made.run)
     assert (quick["training"], quick["progress"]["step"]) == (full["training"], 20_000)
     assert quick["training"]["eval_best_step"] == 7500
@@ -232,7 +232,7 @@ def test_a_very_long_file_is_searched_piece_by_piece(made: Made, monkeypatch: py
     made.run.metrics.write_text("\n".join(lines) + "\n")
     whole = look(made.run)
     for name, size in (("WHOLE", 1 << 14), ("END", 1 << 13), ("SEARCHED", 1 << 16), ("BLOCK", 1 << 15)):
-        monkeypatch.setattr(records, name, size)
+        monkeypatch.setattr(jsonl, name, size)
     watch = state.Watch(made.run)
     first = watch.read()
     assert first["progress"] == whole["progress"] | {"elapsed_s": first["progress"]["elapsed_s"]}

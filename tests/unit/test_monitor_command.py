@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.monitor_runs import COMMAND, PATIENCE_S, ROOT, Made, dead_pid, old, program
-from training import runs
-from training.monitor import __main__ as monitor
+from training.cli import monitor
+from training.core import find_run
 from training.monitor import options, state
 
 # The command line
@@ -30,7 +30,7 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The project's folder, without any run."""
-    monkeypatch.setattr(runs, "ROOT", tmp_path)
+    monkeypatch.setattr(find_run, "ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -207,5 +207,5 @@ def test_follow_exit_returns_the_status_of_the_run(made: Made, end: str, status:
 
 
 def test_torch_is_never_imported() -> None:
-    code = "import sys, training.monitor.__main__, training.monitor.terminal; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    code = "import sys, training.cli.monitor, training.monitor.terminal; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -12,16 +12,16 @@ import pytest
 
 from tests.unit.monitor_person import Person
 from tests.unit.monitor_runs import Made, dead_pid, old
-from training.monitor import __main__ as monitor
-from training.monitor import draw, fleet
-from training.monitor.fleet import Fleet
+from training.cli import monitor
+from training.monitor import run_list, term_text
+from training.monitor.run_list import Fleet
 from training.monitor.screen import View
 
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A living run that is older than a finished and a failed one."""
-    monkeypatch.setattr("training.runs.ROOT", tmp_path)
+    monkeypatch.setattr("training.core.find_run.ROOT", tmp_path)
     experiments = tmp_path / "experiments"
     living = Made(experiments / "living").supervisor(os.getpid()).steps(100).beats()
     old(living.run.plan)
@@ -53,7 +53,7 @@ def test_what_has_ended_is_looked_at_once_until_it_is_started_again(runs: Path) 
 
 @pytest.mark.parametrize(("width", "height"), [(20, 4), (80, 24), (120, 40), (200, 50)])
 def test_the_table_fits(runs: Path, width: int, height: int) -> None:
-    lines = fleet.screen(Fleet(runs).read(), View(width, height, footer="q quit"))
+    lines = run_list.screen(Fleet(runs).read(), View(width, height, footer="q quit"))
     assert len(lines) == height and max(map(len, lines)) <= width
     if width >= 80:
         row = next(line for line in lines if " living " in line)
@@ -66,25 +66,25 @@ def test_more_runs_than_rows_follow_the_mark(tmp_path: Path) -> None:
         Made(tmp_path / "experiments" / f"run {number:02}", age_s=1.0).supervisor(dead_pid()).summary()
     seen = Fleet(tmp_path / "experiments").read()
     for marked in (0, 15, 29):
-        shown = "\n".join(fleet.screen(seen, View(80, 16), marked))
+        shown = "\n".join(run_list.screen(seen, View(80, 16), marked))
         assert f"> {seen['runs'][marked]['run']['name']}" in shown and "of 30" in shown
 
 
 def test_a_living_run_is_shown_however_old_it_is(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "MOST", 1)
+    monkeypatch.setattr(run_list, "MOST", 1)
     every = Fleet(runs)
     for _ in range(2):
         seen = every.read()
         assert [r["run"]["name"] for r in seen["runs"]] == ["living", "failed"] and seen["runs_there"] == 3
-    assert "3 runs, 1 alive, the newest 2 shown" in "\n".join(fleet.screen(seen, View(80, 24)))
+    assert "3 runs, 1 alive, the newest 2 shown" in "\n".join(run_list.screen(seen, View(80, 24)))
 
 
 def test_wide_letters_and_names_that_differ_at_their_end(tmp_path: Path) -> None:
     for name in ("图像恢复_五号", "quickstart_of_the_long_night_20261121_031906", "quickstart_of_the_long_night_20261121_032227"):
         Made(tmp_path / "experiments" / name).supervisor(dead_pid()).steps(40).summary()
-    lines = fleet.screen(Fleet(tmp_path / "experiments").read(), View(80, 24))
+    lines = run_list.screen(Fleet(tmp_path / "experiments").read(), View(80, 24))
     rows = [line for line in lines if "FINISHED" in line]
-    assert len({draw.cells(row[: row.index("FINISHED")]) for row in rows}) == 1
+    assert len({term_text.cells(row[: row.index("FINISHED")]) for row in rows}) == 1
     assert any("031906" in row for row in rows) and any("032227" in row for row in rows)
 
 
@@ -99,7 +99,7 @@ def test_json_and_lines(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_no_run_at_all_is_an_empty_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("training.runs.ROOT", tmp_path)
+    monkeypatch.setattr("training.core.find_run.ROOT", tmp_path)
     assert monitor.main(["--all", "--once"]) == 0
     assert "0 runs, 0 alive" in capsys.readouterr().out
 

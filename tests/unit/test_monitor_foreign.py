@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from training.monitor.foreign import lines
-from training.monitor.foreign.watch import LogWatch
+from training.monitor.log_parsers import line_parser
+from training.monitor.log_parsers.watch import LogWatch
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "foreign"
 PATIENCE_S = 0.05  # for the GPU driver
@@ -155,7 +155,7 @@ def test_a_loss_that_is_no_number_is_shown_as_such(fixture: Any) -> None:
 
 @pytest.mark.parametrize("line", ["step 3/30 loss nan lr 0.1", "step 3/30 train loss NaN lr 0.1", "step 3/30 loss=inf lr=0.1"])
 def test_a_loss_that_is_no_number_is_seen_between_others(line: str) -> None:
-    fact = lines.parse(line)
+    fact = line_parser.parse(line)
     assert fact and (fact.step, fact.total, fact.lr) == (3, 30, 0.1) and fact.loss is not None and not math.isfinite(fact.loss)
 
 
@@ -197,7 +197,7 @@ LINES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("line", LINES)
 def test_a_line(line: str) -> None:
-    fact = lines.parse(line)
+    fact = line_parser.parse(line)
     assert fact is not None
     assert {name: getattr(fact, name) for name in LINES[line]} == LINES[line]
 
@@ -215,4 +215,4 @@ def test_a_line(line: str) -> None:
     ],
 )
 def test_a_line_without_progress(line: str) -> None:
-    assert lines.parse(line) is None
+    assert line_parser.parse(line) is None

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from tests.unit.monitor_runs import Made
-from training.errors import UserError
+from training.core.errors import UserError
 from training.monitor import state
-from training.monitor.foreign import text as text_module
-from training.monitor.foreign.watch import SILENT, LogWatch
+from training.monitor.log_parsers import log_tail as text_module
+from training.monitor.log_parsers.watch import SILENT, LogWatch
 
 PATIENCE_S = 0.05
 STEPS = "".join(f"step {n} loss {3 - n / 100:.2f}\n" for n in range(10, 110, 10))

@@ -19,7 +19,7 @@ import pytest
 from tests.conftest import wait_until
 from tests.unit.metrics_told import VIDEO_RUN, everything, get, of, of_samples
 from tests.unit.monitor_runs import PATIENCE_S, ROOT, Made
-from training.monitor import metrics
+from training.monitor import prom_metrics
 from training.monitor.prometheus import HOST, Exporter
 from training.monitor.state import State
 
@@ -35,19 +35,21 @@ installed = pytest.mark.skipif(not (shutil.which("prometheus") and shutil.which(
 
 
 def test_the_table_of_the_documentation_is_what_is_told() -> None:
-    assert metrics.table() in (ROOT / "docs/prometheus.md").read_text(), "python lib/run_module.py training.monitor.metrics prints it"
+    assert prom_metrics.table() in (ROOT / "docs/prometheus.md").read_text(), (
+        "python lib/run_module.py training.monitor.prom_metrics prints it"
+    )
 
 
 @pytest.mark.parametrize("file", ["duet.json", "alerts.yml", "../prometheus.md"])
 def test_no_metric_is_named_that_does_not_exist(file: str) -> None:
     named = set(re.findall(r"\bduet_[a-z0-9_]+", (FOLDER / file).read_text())) - {"duet_gpu_", "duet_host_"}
-    assert named and named <= {m.name for m in metrics.METRICS}
+    assert named and named <= {m.name for m in prom_metrics.METRICS}
 
 
 def test_names_follow_the_conventions() -> None:
-    every = [m.name for m in metrics.METRICS]
+    every = [m.name for m in prom_metrics.METRICS]
     assert len(every) == len(set(every))
-    for m in metrics.METRICS:
+    for m in prom_metrics.METRICS:
         assert (m.kind == "counter") == m.name.endswith("_total") and (m.kind == "info") == m.name.endswith("_info")
         assert not re.search(r"_(ms|percent|minutes|gib|mb|count)(_|$)", m.name) and m.help.endswith(".")
 

@@ -10,9 +10,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from tests.unit.metrics_told import RUN, VIDEO_RUN, Serving, everything, exporters, get, names, of, of_samples, told, value
 from tests.unit.monitor_runs import GIB, Made, dead_pid, look
-from training import heartbeat
+from training.core import heartbeat
 from training.host import gpus
-from training.monitor import machine, metrics
+from training.monitor import host_stats, prom_metrics
 
 _serving = pytest.fixture(exporters, name="serving")
 
@@ -22,7 +22,9 @@ def test_all_that_is_known_of_a_run(made: Made) -> None:
     seen = of(state)
     run = {"run": RUN}
     assert value(seen, "duet_run_info", **run, script="train_dual_gpu.sh", device="cpu", precision="bf16", state="running") == 1
-    assert [value(seen, "duet_run_state", **run, state=s) for s in metrics.STATES] == [float(s == "running") for s in metrics.STATES]
+    assert [value(seen, "duet_run_state", **run, state=s) for s in prom_metrics.STATES] == [
+        float(s == "running") for s in prom_metrics.STATES
+    ]
     assert (value(seen, "duet_step", **run), value(seen, "duet_total_steps", **run), value(seen, "duet_epoch", **run)) == (101, 400, 1)
     assert (value(seen, "duet_loss", **run), value(seen, "duet_mfu_ratio", **run)) == (2.25, 0.41)
     assert value(seen, "duet_eval_best", **run, name="val_bpb", unit="bits/byte") == 2.0
@@ -57,7 +59,7 @@ def test_a_task_that_counts_samples(made: Made) -> None:
 def test_every_metric_can_be_told(made: Made) -> None:
     other, state = of_samples(made), everything(made)
     state["failure"] = {"cause": "gpu_oom", "rank": 1}
-    expected = {m.name for m in metrics.METRICS} - ({"duet_warnings_total"} if "warnings" not in state["run"] else set())
+    expected = {m.name for m in prom_metrics.METRICS} - ({"duet_warnings_total"} if "warnings" not in state["run"] else set())
     assert names(of(other, state)) >= expected - {"duet_run_end_timestamp_seconds"}
     made.supervisor(dead_pid()).beats(heartbeat.FINISHED, 400).summary()
     assert "duet_run_end_timestamp_seconds" in names(of(look(made.run)))
@@ -65,7 +67,7 @@ def test_every_metric_can_be_told(made: Made) -> None:
 
 def test_what_is_unknown_is_absent_and_never_0(made: Made) -> None:
     state = look(made.run)
-    state["gpus"] = machine.gpu_records(gpus.Machine((gpus.Gpu(0, "GPU-0", "old", None, None, None, None, None),), ""), set(), set())
+    state["gpus"] = host_stats.gpu_records(gpus.Machine((gpus.Gpu(0, "GPU-0", "old", None, None, None, None, None),), ""), set(), set())
     state["gpus"][0]["throttle_reasons"] = None
     seen = of(state)
     training = ("loss", "eval", "learning_rate", "grad_norm", "tokens", "step_seconds", "mfu", "eta", "epoch", "last_step", "checkpoint")

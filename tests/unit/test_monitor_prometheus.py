@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import wait_until
 from tests.unit.metrics_told import RUN, Serving, exporters, get, told, value
 from tests.unit.monitor_runs import PATIENCE_S, ROOT, Made, look
-from training.errors import Exit, UserError
+from training.core.errors import Exit, UserError
 from training.monitor.prometheus import HOST, Exporter
 from training.monitor.state import State
 
@@ -98,7 +98,7 @@ def test_without_the_package_it_is_said_what_to_install(monkeypatch: pytest.Monk
 PROGRAM = """
 import sys
 from training.monitor import prometheus, state
-from training.rundir import RunDir
+from training.core.rundir import RunDir
 watch = state.Watch(RunDir(sys.argv[1]))
 try:
     prometheus.serve(lambda: [watch.read()], int(sys.argv[2]), 0.2)

@@ -12,8 +12,8 @@ import pytest
 
 from tests.unit.monitor_person import Person
 from tests.unit.monitor_runs import GIB, Made, check_size, look, text_of
-from training import rundir
-from training.monitor import draw, screen, state
+from training.core import rundir
+from training.monitor import screen, state, term_text
 from training.monitor.screen import View
 
 # The uuids of the stand-in driver
@@ -150,18 +150,18 @@ def test_ascii_has_no_other_character(made: Made) -> None:
 
 def test_advice_is_whole_at_any_width(made: Made) -> None:
     """It is there to be read and pasted."""
-    advice = "python -m training.diagnose 'experiments/a run with a long name of many words' --lang=en   # asks for the cause again"
+    advice = "python -m training.cli.diagnose 'experiments/a run with a long name of many words' --lang=en   # asks for the cause again"
     rundir.write_json(made.run.failure, {"cause": "unknown", "rank": 1, "summary": "s " * 60, "exit_code": 4, "advice": [advice]})
     for width in (60, 80, 120, 160):
         shown = screen.screen(look(made.run), View(width, 40))
-        assert max(map(draw.cells, shown)) <= width
+        assert max(map(term_text.cells, shown)) <= width
         assert " ".join(f"try: {advice}".split()) in " ".join(" ".join(shown).split())
 
 
 def test_wrap_loses_nothing() -> None:
     line = [("! ", "bad"), ("a word  and", ""), (" " + "x" * 50, "good"), (" 训练运行 end", "")]
     for width in (1, 2, 5, 9, 10, 20, 80):
-        rows = draw.wrap(line, width, 2)
-        assert all(draw.width_of(row) <= max(width, 2) for row in rows), width
+        rows = term_text.wrap(line, width, 2)
+        assert all(term_text.width_of(row) <= max(width, 2) for row in rows), width
         letters = "".join(text for row in rows for text, _ in row).replace(" ", "")
         assert letters == "!awordand" + "x" * 50 + "训练运行end"

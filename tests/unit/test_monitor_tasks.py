@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from tests.unit.monitor_runs import VIDEO, Made, check_size, dead_pid, look, text_of
-from training import rundir, tasks
-from training.inspect import facts
-from training.inspect.looks import Looked
-from training.inspect.target import Target
-from training.monitor import fleet, naming, screen
-from training.monitor.fleet import Fleet
-from training.monitor.foreign import lines
+from training import tasks
+from training.core import metric_units, rundir
+from training.monitor import run_list, screen
+from training.monitor.health import run_checks
+from training.monitor.health.activity import Looked
+from training.monitor.health.target import Target
+from training.monitor.log_parsers import line_parser
+from training.monitor.run_list import Fleet
 from training.monitor.screen import View
 
 SUMMARY: dict[str, Any] = {"status": "done", "loss_first": 0.0523, "loss_last": 0.00412, "val_psnr_first": 27.13, "val_psnr_last": 29.82}
@@ -47,7 +48,7 @@ def test_a_task_with_a_word_of_its_own_for_its_samples(tmp_path: Path) -> None:
     training = seen["training"]
     assert [training[key] for key in ("unit", "samples", "samples_per_s", "tokens", "tokens_per_s")] == ["clips", 58, 2.5, None, None]
     assert "2.5 clips/s" in text_of(made.run) and "58 clips" in text_of(made.run)
-    assert "CLIPS/S" in fleet.screen(Fleet(tmp_path / "experiments").read(), View(100, 20))[2]
+    assert "CLIPS/S" in run_list.screen(Fleet(tmp_path / "experiments").read(), View(100, 20))[2]
 
 
 def test_what_a_run_of_tokens_says_as_json(made: Made) -> None:
@@ -79,7 +80,7 @@ def test_how_it_ended(video: Made) -> None:
 
 def test_side_by_side(video: Made, tmp_path: Path) -> None:
     def shown() -> list[str]:
-        return fleet.screen(Fleet(tmp_path / "experiments").read(), View(100, 20))
+        return run_list.screen(Fleet(tmp_path / "experiments").read(), View(100, 20))
 
     assert "SAMPLES/S" in shown()[2]
     Made(tmp_path / "experiments" / "text").steps(3)
@@ -96,7 +97,7 @@ def test_whatever_a_plan_says_of_its_task(made: Made, task: object) -> None:
     rundir.write_json(made.run.plan, made.plan | {"task": task})
     seen = look(made.run)
     check_size(seen, 80, 24)
-    assert naming.data(made.plan | {"task": task}) is None
+    assert metric_units.data(made.plan | {"task": task}) is None
     assert "\x1b" not in "".join(screen.screen(seen, View(80, 24)))
 
 
@@ -104,34 +105,34 @@ def test_inspection_speaks_of_samples(video: Made) -> None:
     seen = look(video.run)
     for rank in seen["ranks"]:
         rank["own_ms_median"] = 40.0
-    assert facts.speed(seen).text.startswith("a step takes 104 ms, 3.27 samples/s; ")
-    assert "0.00578 at step 100" in facts.loss(seen).text
+    assert run_checks.speed(seen).text.startswith("a step takes 104 ms, 3.27 samples/s; ")
+    assert "0.00578 at step 100" in run_checks.loss(seen).text
     ranks = [{"rank": r, "world_size": 2, "dataset_sequences": 90, "batches": 5, "count": 40, "first_sequences": [r]} for r in (0, 1)]
     event = {"event": "shards", "epoch": 1, "proven_sequences": 80, "ranks": ranks}
     video.plan["batch"] = {"device_sequences": 8}
-    found = facts.data(Target(video.run, video.plan, {}, 2, 2, "plan.json"), [event])
+    found = run_checks.data(Target(video.run, video.plan, {}, 2, 2, "plan.json"), [event])
     assert found.text.startswith("epoch 1: 90 samples, 40 samples in 5 batches for each of 2 ranks")
-    assert facts.of_run(Target(video.run, video.plan, {}, 2, 2, "plan.json"), Looked({}, 1.0), seen, [event])
+    assert run_checks.of_run(Target(video.run, video.plan, {}, 2, 2, "plan.json"), Looked({}, 1.0), seen, [event])
 
 
 def test_our_own_log_where_the_run_is_gone() -> None:
-    step = lines.parse("[2026-11-21 03:00:00] Epoch: 1, Iter: 10, Loss: 0.0123, LR: 4.00e-04, 12 samples/s")
+    step = line_parser.parse("[2026-11-21 03:00:00] Epoch: 1, Iter: 10, Loss: 0.0123, LR: 4.00e-04, 12 samples/s")
     assert step and (step.step, step.loss, step.samples_per_s, step.tokens_per_s) == (10, 0.0123, 12.0, None)
-    scored = lines.parse("[2026-11-21 03:00:00] Epoch: 1, Iter: 10, Validation: psnr 29.81, ssim 0.9123, psnr_input 2.5e+01")
+    scored = line_parser.parse("[2026-11-21 03:00:00] Epoch: 1, Iter: 10, Validation: psnr 29.81, ssim 0.9123, psnr_input 2.5e+01")
     assert scored and scored.step == 10 and scored.loss is None
     assert scored.scores == {"val_psnr": 29.81, "val_ssim": 0.9123, "val_psnr_input": 25.0}
-    video = lines.parse("Epoch: 2, Iter: 20, Validation: PSNR 34.38 dB (-0.02 over the input), SSIM 0.9864")
+    video = line_parser.parse("Epoch: 2, Iter: 20, Validation: PSNR 34.38 dB (-0.02 over the input), SSIM 0.9864")
     assert video and video.scores == {"val_psnr": 34.38, "val_ssim": 0.9864}
     for said in ("bits/byte", "bits per byte"):  # now, and in logs of earlier versions
-        text = lines.parse(f"[2026-11-21 03:00:00] Epoch: 1, Iter: 10, Validation: 2.0235 {said}")
+        text = line_parser.parse(f"[2026-11-21 03:00:00] Epoch: 1, Iter: 10, Validation: 2.0235 {said}")
         assert text and text.scores == {"val_bpb": 2.0235}
-    bits = lines.parse("[2026-11-21 03:00:00] Epoch: 1, Iter: 30, Loss: 2.0103 bits/byte, LR: 8.21e-03, 61.9 tokens/s")
+    bits = line_parser.parse("[2026-11-21 03:00:00] Epoch: 1, Iter: 30, Loss: 2.0103 bits/byte, LR: 8.21e-03, 61.9 tokens/s")
     assert bits and (bits.loss, bits.bits, bits.tokens_per_s) == (2.0103, True, 61.9) and not step.bits
-    clips = lines.parse("Epoch: 2, Iter: 20, Loss: 0.0257, LR: 1.19e-04, 41 clips/s")
+    clips = line_parser.parse("Epoch: 2, Iter: 20, Loss: 0.0257, LR: 1.19e-04, 41 clips/s")
     assert clips and (clips.samples_per_s, clips.tokens_per_s) == (41.0, None)
     for last in ("8.000 → 3.000 bits/byte; validation 8.100 → 3.250 bits/byte", "0.0523 → 0.0041; validation psnr 27.1 → 29.8 dB"):
-        assert lines.parse(f"  Loss       {last}") is None, "the last screen begins with the first loss"
-    other = lines.parse("steps: 10 loss: 2.3456 iter time (s): 1.234 samples/sec: 12.345")
+        assert line_parser.parse(f"  Loss       {last}") is None, "the last screen begins with the first loss"
+    other = line_parser.parse("steps: 10 loss: 2.3456 iter time (s): 1.234 samples/sec: 12.345")
     assert other and other.samples_per_s == 12.345
 
 
@@ -139,7 +140,7 @@ def test_our_own_log_where_the_run_is_gone() -> None:
 
 
 def test_the_task_that_needs_no_name() -> None:
-    assert naming.GPT == tasks.GPT
+    assert metric_units.GPT == tasks.GPT
 
 
 @pytest.mark.parametrize(
@@ -157,17 +158,17 @@ def test_the_task_that_needs_no_name() -> None:
     ],
 )
 def test_units_and_directions_of_scores(key: str, unit: str | None, more: bool) -> None:
-    assert (naming.score_unit(key), naming.higher_is_better(key)) == (unit, more)
+    assert (metric_units.score_unit(key), metric_units.higher_is_better(key)) == (unit, more)
 
 
 def test_the_score_that_runs_are_compared_by() -> None:
-    assert naming.scores(["step", "val_loss", "val_bpb", "eval_ms"]) == ["val_bpb", "val_loss"]
-    assert naming.scores(["val_psnr_input", "val_psnr", "val_ssim"])[0] == "val_psnr"
-    assert naming.scores(["val_wer", "val_acc", "val_wer"]) == ["val_wer", "val_acc"], "the one that the task tells first"
+    assert metric_units.scores(["step", "val_loss", "val_bpb", "eval_ms"]) == ["val_bpb", "val_loss"]
+    assert metric_units.scores(["val_psnr_input", "val_psnr", "val_ssim"])[0] == "val_psnr"
+    assert metric_units.scores(["val_wer", "val_acc", "val_wer"]) == ["val_wer", "val_acc"], "the one that the task tells first"
 
 
 def test_courses_of_scores() -> None:
     ends = {"val_psnr": (27.1, 29.812), "val_psnr_input": (25.3, 25.3), "val_acc": (0.5, None), "val_odd": ("x", 1.0)}
     summary = {f"{name}_{end}": value for name, pair in ends.items() for end, value in zip(("first", "last"), pair, strict=True)}
-    assert naming.courses(summary) == ["psnr 27.1 → 29.81 dB", "psnr input 25.3 dB"]
-    assert naming.courses({"loss_last": 1.0}) == []
+    assert metric_units.courses(summary) == ["psnr 27.1 → 29.81 dB", "psnr input 25.3 dB"]
+    assert metric_units.courses({"loss_last": 1.0}) == []

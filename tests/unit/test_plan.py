@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from tests.unit.conftest import ENHANCED, LAUNCH, ROOT, SIMPLE, Shell, python
-from training import plan as planner
-from training import plan_files, request
 from training.config.schema import FIELDS
-from training.errors import Exit, Problem, UserError
-from training.host import decide
+from training.core.errors import Exit, Problem, UserError
+from training.core.rundir import RunDir, write_json
+from training.host import decisions
 from training.host.gpus import Gpu, GpuProcess, Machine
 from training.host.torch_build import TorchBuild
-from training.request import Request
-from training.rundir import RunDir, write_json
+from training.plan import request, writer
+from training.plan import training_plan as planner
+from training.plan.request import Request
 
 GIB = 1 << 30
 Write = Callable[..., str]
@@ -234,7 +234,7 @@ def test_too_little_gpu_memory(more: list[str], machine: Callable[..., None], in
 
 @pytest.mark.parametrize("more", [[], ["--device_batch_size=8"], ["--depth", "12"], ["--depth=12", "--device_batch_size=4"]], ids=" ".join)
 def test_too_little_host_memory(more: list[str], home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
-    monkeypatch.setattr(decide.limits, "available_memory", lambda: 9 * GIB)
+    monkeypatch.setattr(decisions.limits, "available_memory", lambda: 9 * GIB)
     asked = ["--device=cpu", "--activation_checkpointing=none", *more]
     problems = lacking(*asked, script=ENHANCED)
     assert problems[0].what.startswith("4.5 GiB free for each of 2 ranks: this run needs ")
@@ -265,7 +265,7 @@ def test_a_dry_run_shows_what_is_missing_instead(machine: Callable[..., None], i
 
 def written(*args: str, script: str = ENHANCED) -> Path:
     asked, plan, checks = make("--device=cpu", "--depth=1", *args, script=script)
-    return plan_files.write(plan, checks, asked).path
+    return writer.write(plan, checks, asked).path
 
 
 def nul(path: Path) -> list[str]:
@@ -294,7 +294,7 @@ def test_the_command_survives_any_character(home: Path, tmp_path: Path) -> None:
     run = written(f"--out_dir={odd}", f"--log_dir={tmp_path}/logs", "--run_name=x")
     assert run == odd / "x"
     program, *_, module, argument = nul(run / "launch.argv")
-    assert (program, module, argument) == (sys.executable, "training.supervise", str(run))
+    assert (program, module, argument) == (sys.executable, "training.launcher.supervisor", str(run))
     variables = dict(v.split("=", 1) for v in nul(run / "launch.env"))
     assert variables["DUET_RUN_DIR"] == str(run)
     assert variables["DUET_LOG_FILE"] == json.loads((run / "plan.json").read_text())["log_file"]
@@ -305,13 +305,13 @@ def test_only_variables_that_we_set_are_exported(home: Path, tmp_path: Path) -> 
     asked, plan, checks = planner.make(
         ENHANCED, ["--device=cpu", "--depth=1", f"--out_dir={tmp_path}/runs", f"--log_dir={tmp_path}/logs"], {"OMP_NUM_THREADS": "3"}
     )
-    run = plan_files.write(plan, checks, asked).path
+    run = writer.write(plan, checks, asked).path
     assert not [v for v in nul(run / "launch.env") if v.startswith("OMP_NUM_THREADS")]
     assert {"name": "OMP_NUM_THREADS", "value": "3", "why": "your own value stays", "origin": "kept"} in plan["variables"]
 
 
 def test_two_runs_within_a_second_do_not_share_anything(folders: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_files.time, "strftime", lambda form: "20261121_040000")
+    monkeypatch.setattr(writer.time, "strftime", lambda form: "20261121_040000")
     runs = [written(*folders) for _ in range(3)]
     assert [r.name for r in runs] == ["run_20261121_040000", "run_20261121_040000_2", "run_20261121_040000_3"]
     logs = [json.loads((r / "plan.json").read_text())["log_file"] for r in runs]
@@ -381,7 +381,7 @@ def test_the_plan_is_announced(folders: list[str], capsys: pytest.CaptureFixture
 
 
 def plan_program(*args: str, cwd: Path, **variables: str) -> Any:
-    return python("-m", "training.plan", ENHANCED, "--device=cpu", "--depth=1", *args, cwd=cwd, **variables)
+    return python("-m", "training.cli.plan", ENHANCED, "--device=cpu", "--depth=1", *args, cwd=cwd, **variables)
 
 
 def test_it_prints_the_run_directory_and_nothing_else(tmp_path: Path) -> None:
@@ -406,7 +406,7 @@ def test_problems_go_to_standard_error_and_nothing_is_made(args: list[str], code
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("nowhere")
     defaults = [f for f in ("--out_dir=runs", "--log_dir=logs") if f.partition("=")[0] not in args[0]]
-    done = python("-m", "training.plan", ENHANCED, "--device=cpu", *defaults, *args, cwd=tmp_path)
+    done = python("-m", "training.cli.plan", ENHANCED, "--device=cpu", *defaults, *args, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (code, "")
     assert "Traceback" not in done.stderr
     assert f"nothing was launched (exit {code})" in done.stderr

@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from tests.conftest import ROOT
-from training import plan as planner
 from training.host.gpus import VISIBLE, Gpu, Machine, visible
 from training.host.torch_build import TorchBuild
+from training.plan import training_plan as planner
 
 GIB = 1 << 30
 
@@ -83,7 +83,7 @@ def test_what_the_plan_says_of_it(four_gpus: None, file: Path) -> None:
 
 def test_the_first_launch_of_all_has_no_packages_yet(file: Path, home: Path) -> None:
     """The request is checked by whatever Python there is, before an environment is made."""
-    script = [sys.executable, "-S", str(ROOT / "lib/run_module.py"), "training.request", "launch_train.sh", "2", str(file)]
+    script = [sys.executable, "-S", str(ROOT / "lib/run_module.py"), "training.plan.request", "launch_train.sh", "2", str(file)]
     fine, wrong = (subprocess.run([*script, *more], capture_output=True, text=True, check=False) for more in ((), ("--num_frame=9",)))
     assert (fine.returncode, fine.stderr) == (0, "")
     assert wrong.returncode == 2 and "num_frame is 9" in wrong.stderr and "Traceback" not in wrong.stderr

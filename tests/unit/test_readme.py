@@ -8,9 +8,9 @@ import shlex
 import pytest
 
 from tests.conftest import ROOT
-from training.asked import SCRIPTS
-from training.config import files, flags
-from training.errors import EXIT_MEANING
+from training.config import flags, loader
+from training.core.errors import EXIT_MEANING
+from training.plan.cli_args import SCRIPTS
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"(?:^    (?:\$ )?|`)(\./(?:train_dual_gpu|train_dual_gpu_enhanced|launch_train)\.sh[^`\n]*)", README, re.MULTILINE)
@@ -25,7 +25,7 @@ def test_configs() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|", README, re.MULTILINE)
     assert {row[0] for row in rows} == {p.stem for p in (ROOT / "configs/dual_gpu").glob("[a-z]*.py")}
     for name, *shown in rows:
-        values, _ = files.load(ROOT / f"configs/dual_gpu/{name}.py")
+        values, _ = loader.load(ROOT / f"configs/dual_gpu/{name}.py")
         fields = ("depth", "device_batch_size", "total_batch_size", "max_seq_len")
         assert [int(number) for number in shown] == [values[field][0] for field in fields]
 

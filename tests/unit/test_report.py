@@ -15,8 +15,8 @@ import pytest
 
 from tests.unit.monitor_runs import Made, dead_pid, old
 from tests.unit.report_runs import CONFIG, event, page_of, planned, read, trained
-from training import rundir
-from training.report import charts, draw, figures, run, starts, timeline
+from training.core import rundir
+from training.monitor.report import chart_render, charts, restarts, run, run_charts, timeline
 
 EVIL = "</script><img src=x onerror=alert(1)>\"'&"
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(40)
@@ -73,9 +73,9 @@ def test_it_needs_nothing_from_outside(whole: Made) -> None:
 def test_the_program_is_compressed_and_the_policy_knows_it(whole: Made) -> None:
     page = page_of(whole)
     packed = re.search(r'<script type="application/gzip" id="program">([A-Za-z0-9+/=]+)</script>', page)
-    assert packed and gzip.decompress(base64.b64decode(packed[1])).decode() == draw.program()
-    assert base64.b64encode(hashlib.sha256(draw.program().encode()).digest()).decode() in page
-    assert len(packed[1]) < len(draw.program()) / 2
+    assert packed and gzip.decompress(base64.b64decode(packed[1])).decode() == chart_render.program()
+    assert base64.b64encode(hashlib.sha256(chart_render.program().encode()).digest()).decode() in page
+    assert len(packed[1]) < len(chart_render.program()) / 2
 
 
 def test_a_page_without_a_curve_has_pictures_only(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_pictures_of_results_are_inside(whole: Made, monkeypatch: pytest.MonkeyP
 
 
 def test_without_vl_convert_there_are_tables(whole: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draw, "vl_convert", None)
+    monkeypatch.setattr(chart_render, "vl_convert", None)
     page = read(page_of(whole))
     assert page.text.count("pip install vl-convert-python") == 1
     assert not page.all("svg") and len(page.all("script")) == 1
@@ -212,7 +212,7 @@ def test_a_chart_that_can_not_be_drawn_is_said(whole: Made, monkeypatch: pytest.
     def fails(chart: object) -> str:
         raise ValueError("no such mark\nat line 3")
 
-    monkeypatch.setattr(draw, "picture", fails)
+    monkeypatch.setattr(chart_render, "picture", fails)
     page = read(page_of(whole))
     assert "A chart could not be drawn. Loss: no such mark" in page.text and len(page.all("figure")) == 10
 
@@ -257,26 +257,26 @@ def test_of_many_ranks_those_that_differ_are_shown(tmp_path: Path) -> None:
     made = planned(tmp_path / "experiments" / "many", ranks=40)
     for step in range(1, 61):
         made.step(step, 2.0, own_ms=[90.0 if rank == 17 else 40 + rank / 100 for rank in range(40)])
-    chart = figures.balance(run.look(made.run))
-    assert chart and len(chart.legend) == figures.RANKS and "rank 17" in dict(chart.legend)
+    chart = run_charts.balance(run.look(made.run))
+    assert chart and len(chart.legend) == run_charts.RANKS and "rank 17" in dict(chart.legend)
     assert "the 8 of 40 ranks that differ most" in chart.note
     assert "Rank 17 needs the most time of its own" in read(page_of(made)).text
 
 
 def test_the_program_is_kept_for_the_next_time(tmp_path: Path) -> None:
     place = {"XDG_CACHE_HOME": str(tmp_path)}
-    source = draw.program(place)
+    source = chart_render.program(place)
     (kept,) = (tmp_path / "duet").iterdir()
     assert kept.read_text(encoding="utf-8") == source and "</script" not in source.lower()
     kept.write_text("kept")
-    assert draw.program(place) == "kept"
+    assert chart_render.program(place) == "kept"
     nowhere = tmp_path / "file"
     nowhere.write_text("no folder")
-    assert draw.program({"XDG_CACHE_HOME": str(nowhere)}) == source, "a cache that can not be written is no reason to stop"
+    assert chart_render.program({"XDG_CACHE_HOME": str(nowhere)}) == source, "a cache that can not be written is no reason to stop"
 
 
 def loss_of(made: Made) -> charts.Chart:
-    chart = figures.loss(run.look(made.run))
+    chart = run_charts.loss(run.look(made.run))
     assert chart
     return chart
 
@@ -327,7 +327,7 @@ def test_a_killed_start_leaves_a_pause_too_and_a_restart_none(resumed: Made) -> 
     ((since, until),) = run.look(resumed.run).pauses
     assert since == pytest.approx(resumed.at - 72 * 3600 + 6) and until == pytest.approx(resumed.at)
     at = [(1.0, "start"), (60.0, "failure"), (90.0, "restart"), (200.0, "start")]
-    assert starts.pauses([{"time": when, "event": kind} for when, kind in at], [2.0, 59.0], 0.5) == []
+    assert restarts.pauses([{"time": when, "event": kind} for when, kind in at], [2.0, 59.0], 0.5) == []
 
 
 def test_the_step_that_failed_is_on_the_loss_curve(whole: Made) -> None:

@@ -13,10 +13,10 @@ import pytest
 from tests.unit.conftest import python
 from tests.unit.monitor_runs import Made
 from tests.unit.report_runs import CONFIG, comparison, event, planned, read, trained
-from training import rundir
-from training.errors import Exit, UserError
-from training.report import __main__ as command
-from training.report import charts, options
+from training.cli import report as command
+from training.core import rundir
+from training.core.errors import Exit, UserError
+from training.monitor.report import charts, options
 
 EVIL = "</script><img src=x onerror=alert(1)>"
 
@@ -60,9 +60,9 @@ def test_all_problems_at_once(root: Path) -> None:
     together = "\n".join(said)
     for part in (
         "RUN is 'frist_run'",
-        "python -m training.report first_run",
+        "python -m training.cli.report first_run",
         "second_run is given twice",
-        "python -m training.report frist_run second_run second_run --out=x.html",
+        "python -m training.cli.report frist_run second_run second_run --out=x.html",
         "--lang is 'fr'",
         "en or zh",
         "--quiet has the value '1'",
@@ -73,7 +73,7 @@ def test_all_problems_at_once(root: Path) -> None:
 
 
 def test_no_run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    assert "python -m training.report latest" in problems(root)[0]
+    assert "python -m training.cli.report latest" in problems(root)[0]
     assert "there is no run" in problems(tmp_path_factory.mktemp("empty"), "latest")[0]
 
 
@@ -97,27 +97,27 @@ def test_the_command(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
 def test_as_the_supervisor_calls_it(root: Path) -> None:
     run = root / "experiments/first_run"
     here = Path(options.__file__).resolve().parents[2]
-    done = python(str(here / "lib/run_module.py"), "training.report", str(run), "--quiet")
+    done = python(str(here / "lib/run_module.py"), "training.cli.report", str(run), "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    done = python(str(here / "lib/run_module.py"), "training.report", str(run / "nothing"))
+    done = python(str(here / "lib/run_module.py"), "training.cli.report", str(run / "nothing"))
     assert done.returncode == Exit.CONFIG and "no report (exit 2)" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--help"]) == 0
-    assert "python -m training.report RUN" in capsys.readouterr().out
+    assert "python -m training.cli.report RUN" in capsys.readouterr().out
 
 
 def test_a_page_that_can_not_be_written(root: Path, on_small_disk: Callable[..., object]) -> None:
     run = root / "experiments/first_run"
     here = Path(options.__file__).resolve().parents[2]
-    done = on_small_disk(str(here / "lib/run_module.py"), "training.report", str(run), "--out=page.html", options="size=64k")
+    done = on_small_disk(str(here / "lib/run_module.py"), "training.cli.report", str(run), "--out=page.html", options="size=64k")
     assert done.returncode == Exit.CONFIG  # type: ignore[attr-defined]
     assert "page.html can not be written: No space left on device" in done.stderr  # type: ignore[attr-defined]
 
 
 def test_no_torch_and_no_numpy() -> None:
-    modules = "training.report.__main__, training.report.compare, training.report.single"
+    modules = "training.cli.report, training.monitor.report.compare_page, training.monitor.report.run_page"
     code = f"import sys, {modules}; print(*sorted(m for m in sys.modules if m.split('.')[0] in ('torch', 'numpy', 'pandas')))"
     done = python("-c", code)
     assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", [])
@@ -182,7 +182,7 @@ def test_a_comparison_with_foreign_names(pair: tuple[Made, Made], tmp_path: Path
 
 
 def test_latest_mistyped(root: Path) -> None:
-    assert "python -m training.report latest" in problems(root, "latst")[0]
+    assert "python -m training.cli.report latest" in problems(root, "latst")[0]
 
 
 def test_in_a_comparison_what_is_no_number_belongs_to_its_run(pair: tuple[Made, Made]) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.unit.monitor_runs import Made
-from training.report import curves
-from training.report.curves import POINTS, Metrics
-from training.rundir import append_json
+from training.core.rundir import append_json
+from training.monitor.report import series
+from training.monitor.report.series import POINTS, Metrics
 
 
 def written(path: Path, records: list[dict[str, Any]]) -> Metrics:
@@ -112,7 +112,7 @@ def test_blocks_of_any_size_give_the_same(tmp_path: Path, monkeypatch: pytest.Mo
     for n in range(1, 50):
         append_json(path, step(n, n / 3))
     whole = Metrics(path).curves["loss"].points
-    monkeypatch.setattr(curves, "BLOCK", block)
+    monkeypatch.setattr(series, "BLOCK", block)
     if block == 7:  # a line that is longer than four blocks is no record of ours
         assert Metrics(path).steps == 0
     else:

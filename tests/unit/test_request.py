@@ -25,10 +25,10 @@ from tests.unit.conftest import (
     python,
     wrong,
 )
-from training import asked, request
-from training.asked import command
-from training.errors import UserError
-from training.rundir import RunDir, write_json
+from training.core.errors import UserError
+from training.core.rundir import RunDir, write_json
+from training.plan import cli_args, request
+from training.plan.cli_args import command
 
 Write = Callable[..., str]
 CONFIGS = ROOT / "configs/dual_gpu"
@@ -243,7 +243,7 @@ def test_two_configs_are_one_too_many(home: Path, write: Write) -> None:
 
 
 def test_the_simple_script_wants_a_config(home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
-    monkeypatch.setattr(asked, "ROOT", ROOT)
+    monkeypatch.setattr(cli_args, "ROOT", ROOT)
     monkeypatch.chdir(ROOT)
     problem = only(wrong(script=SIMPLE))
     assert problem.what == "no config given"
@@ -495,9 +495,9 @@ def test_a_rebuilt_command_means_the_same(shell: Shell) -> None:
 
 
 def test_as_a_program_it_only_checks(tmp_path: Path) -> None:
-    good = python("-m", "training.request", LAUNCH, "2", "--depth=3", cwd=tmp_path)
+    good = python("-m", "training.plan.request", LAUNCH, "2", "--depth=3", cwd=tmp_path)
     assert (good.returncode, good.stdout, good.stderr) == (0, "", "")
-    bad = python("-m", "training.request", LAUNCH, "zwei", "--depht=3", cwd=tmp_path, DUET_TYPO="1")
+    bad = python("-m", "training.plan.request", LAUNCH, "zwei", "--depht=3", cwd=tmp_path, DUET_TYPO="1")
     assert (bad.returncode, bad.stdout) == (2, "")
     assert bad.stderr.count("[ERROR]") == 4
     assert bad.stderr.endswith("3 problems; nothing was launched (exit 2)\n")

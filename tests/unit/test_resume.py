@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 
 from tests.unit.conftest import ask, only
-from training import resume, rundir, tasks
-from training.config.files import Values
+from training import tasks
+from training.config.loader import Values
 from training.config.schema import FIELDS, Config
-from training.data import store
+from training.core import manifest, rundir
+from training.core.errors import UserError
+from training.data import prepared_cache
 from training.data.corpus import Source
 from training.data.prepare import Prepared, content, ensure
 from training.data.tokenizer import identity
-from training.engine import manifest
-from training.errors import UserError
+from training.plan import resume_checks
 
 SHAPE = {"depth": 2, "vocab": 320, "max_seq_len": 64}
 
@@ -50,13 +51,13 @@ def request_for(run: rundir.RunDir, **changes: Any) -> Any:
 
 def test_the_same_model_goes_on(run: rundir.RunDir) -> None:
     checkpoint(run)
-    assert resume.check_model(request_for(run), SHAPE) == []
+    assert resume_checks.check_model(request_for(run), SHAPE) == []
 
 
 def test_another_model_is_refused_with_everything_that_differs(run: rundir.RunDir) -> None:
     checkpoint(run)
     with pytest.raises(UserError) as caught:
-        resume.check_model(request_for(run, optimizer="adamw"), {**SHAPE, "depth": 4, "vocab": 512})
+        resume_checks.check_model(request_for(run, optimizer="adamw"), {**SHAPE, "depth": 4, "vocab": 512})
     problem = only(caught.value.problems)
     assert "depth 2 (now 4), vocab 320 (now 512), optimizer muon (now adamw)" in problem.what
     assert "leave --depth --tokenizer and --vocab_size --optimizer out" in problem.fixes[0]
@@ -69,7 +70,7 @@ def test_another_task_is_refused(saved: str | None, now: str, run: rundir.RunDir
     asked_for = request_for(run)
     asked_for.kind = tasks.Kind(now, {})
     with pytest.raises(UserError) as caught:
-        resume.check_model(asked_for, SHAPE) if now == "gpt" else resume.check_task(asked_for)
+        resume_checks.check_model(asked_for, SHAPE) if now == "gpt" else resume_checks.check_task(asked_for)
     problem = only(caught.value.problems)
     assert problem.what == f"run can not be resumed so: its task is {saved or 'gpt'}, not {now}" and "leave --task out" in problem.fixes[0]
 
@@ -79,9 +80,9 @@ def test_the_same_task_goes_on_and_its_changed_options_are_said(run: rundir.RunD
     asked_for.kind, asked_for.options = tasks.Kind("line", {}), {"width": 4, "slope": 0.5}
     asked_for.resumed = {"width": (3, "x"), "slope": (0.5, "x"), "task": ("/old/line.py", "x")}
     changed = "changed in the resumed run: width 3 → 4; not what the run would have been without the stop"
-    assert resume.check_task(asked_for) == ["run has no checkpoint yet: it begins again at step 0", changed]
+    assert resume_checks.check_task(asked_for) == ["run has no checkpoint yet: it begins again at step 0", changed]
     checkpoint(run, task="line", shape={}, optimizer="AdamW")
-    assert resume.check_task(asked_for) == [changed]
+    assert resume_checks.check_task(asked_for) == [changed]
 
 
 def test_options_that_are_the_models_shape_can_not_change(run: rundir.RunDir) -> None:
@@ -89,24 +90,24 @@ def test_options_that_are_the_models_shape_can_not_change(run: rundir.RunDir) ->
     asked_for.kind, asked_for.options = tasks.Kind("line", {}), {"width": 4, "scale": "2", "slope": 1.0}
     checkpoint(run, task="line", shape={"width": 3, "scale": 2, "channels": 7}, optimizer="AdamW")
     with pytest.raises(UserError) as caught:
-        resume.check_task(asked_for)
+        resume_checks.check_task(asked_for)
     assert "of another model: width 3 (now 4)" in only(caught.value.problems).what
     asked_for.options["width"] = 3
-    assert resume.check_task(asked_for) == []
+    assert resume_checks.check_task(asked_for) == []
 
 
 def test_the_newest_manifest_that_can_be_read_counts(run: rundir.RunDir) -> None:
     checkpoint(run, step=3)
     (checkpoint(run, step=4, optimizer="adamw") / manifest.NAME).write_text("{")
-    assert resume.check_model(request_for(run), SHAPE) == []
+    assert resume_checks.check_model(request_for(run), SHAPE) == []
 
 
 def test_no_checkpoint_is_said(run: rundir.RunDir) -> None:
-    assert "begins again at step 0" in resume.check_model(request_for(run), SHAPE)[0]
+    assert "begins again at step 0" in resume_checks.check_model(request_for(run), SHAPE)[0]
 
 
 def changes(config: Config, resumed: Values) -> list[str]:
-    return resume.changes(asdict(config), resumed)
+    return resume_checks.changes(asdict(config), resumed)
 
 
 def test_changes_are_listed_and_inexact_ones_marked() -> None:
@@ -122,16 +123,16 @@ def test_whatever_is_not_known_to_be_harmless_is_not_what_the_run_would_have_bee
     changed = {
         name: next(v for v in ("fp32", 0.125, 3, True, False) if type(v) is type(getattr(Config(), name)) and v != getattr(Config(), name))
         for name in FIELDS
-        if name not in resume.SILENT and isinstance(getattr(Config(), name), (str, int, float))
+        if name not in resume_checks.SILENT and isinstance(getattr(Config(), name), (str, int, float))
     }
     said = {n for n, v in changed.items() if changes(replace(Config(), **{n: v}), {n: (getattr(Config(), n), "x")})[0].endswith(mark)}
     assert said >= {
         *("seed", "total_batch_size", "dropout", "matrix_lr", "embedding_lr", "unembedding_lr", "weight_decay", "grad_clip"),
         *("warmup_ratio", "warmdown_ratio", "final_lr_frac", "find_unused_parameters", "use_static_graph"),
     }
-    assert not said & (resume.HARMLESS | resume.DECIDED)
-    assert not (resume.HARMLESS | resume.DECIDED | resume.SILENT) - set(FIELDS), "a field that was renamed"
-    for name in resume.DECIDED:
+    assert not said & (resume_checks.HARMLESS | resume_checks.DECIDED)
+    assert not (resume_checks.HARMLESS | resume_checks.DECIDED | resume_checks.SILENT) - set(FIELDS), "a field that was renamed"
+    for name in resume_checks.DECIDED:
         assert changes(replace(Config(), **{name: changed[name]}), {name: (getattr(Config(), name), "x")}), "it is listed all the same"
 
 
@@ -142,12 +143,12 @@ def test_what_is_decided_otherwise_is_said_though_auto_is_auto(run: rundir.RunDi
         made = {name: {"value": value, "reason": "as it came"} for name, value in values.items() if name != "torch"}
         return made | {"torch": values.get("torch", "2.13.0"), "config": {"device_batch_size": size, "precision": "auto"}}
 
-    assert resume.decided_otherwise(None, plan()) == []
-    assert resume.decided_otherwise(run, plan()) == []
+    assert resume_checks.decided_otherwise(None, plan()) == []
+    assert resume_checks.decided_otherwise(run, plan()) == []
     run.create()
     rundir.write_json(run.plan, plan())
-    assert resume.decided_otherwise(run, plan()) == []
-    assert resume.decided_otherwise(run, plan(activation_checkpointing=0)) == [], "the same arithmetic"
+    assert resume_checks.decided_otherwise(run, plan()) == []
+    assert resume_checks.decided_otherwise(run, plan(activation_checkpointing=0)) == [], "the same arithmetic"
     for name, value, shown in (
         ("device", "cuda", "device cpu → cuda"),
         ("precision", "fp32", "precision bf16 → fp32"),
@@ -156,34 +157,36 @@ def test_what_is_decided_otherwise_is_said_though_auto_is_auto(run: rundir.RunDi
         ("device_batch_size", 2, "device_batch_size 4 → 2"),
         ("torch", "2.14.0", "torch 2.13.0 → 2.14.0"),
     ):
-        assert resume.decided_otherwise(run, plan(**{name: value})) == [f"decided otherwise than before the stop: {shown}; not bit-exact"]
+        assert resume_checks.decided_otherwise(run, plan(**{name: value})) == [
+            f"decided otherwise than before the stop: {shown}; not bit-exact"
+        ]
 
 
 def test_the_same_tokens_from_another_file_are_the_same_data(run: rundir.RunDir, tmp_path: Path) -> None:
     checkpoint(run, prepared(tmp_path, "some text " * 100))
-    assert resume.check_data(run, prepared(tmp_path, "some text " * 100, "moved")) == ""
-    assert "its epoch begins anew" in resume.check_data(run, prepared(tmp_path, "other text " * 100, "b"))
+    assert resume_checks.check_data(run, prepared(tmp_path, "some text " * 100, "moved")) == ""
+    assert "its epoch begins anew" in resume_checks.check_data(run, prepared(tmp_path, "other text " * 100, "b"))
 
 
 def test_another_tokenizer_is_refused_with_the_file_of_the_old_one(run: rundir.RunDir, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     first = prepared(tmp_path, "some text, and more of it " * 100, chosen="bpe", vocab_size=270)
     checkpoint(run, first)
-    assert resume.check_data(run, first) == ""
+    assert resume_checks.check_data(run, first) == ""
     other = prepared(tmp_path, "quite other words that merge otherwise " * 100, "b", chosen="bpe", vocab_size=270)
     with pytest.raises(UserError) as caught:
-        resume.check_data(run, other)
+        resume_checks.check_data(run, other)
     fix = only(caught.value.problems).fixes[0]
     assert fix == f"--tokenizer={Path(first.folder) / 'tokenizer.json'}"
     loaded = prepared(tmp_path, "quite other words that merge otherwise " * 100, "b", chosen=fix.removeprefix("--tokenizer="))
-    assert "begins anew" in resume.check_data(run, loaded), "the advice works: other data, the same tokens"
+    assert "begins anew" in resume_checks.check_data(run, loaded), "the advice works: other data, the same tokens"
 
 
 def test_a_shard_that_changed_under_a_run_is_named(run: rundir.RunDir, tmp_path: Path) -> None:
     data = prepared(tmp_path, "some text " * 100)
-    assert store.changed(run) == ""
+    assert prepared_cache.changed(run) == ""
     run.path.mkdir()
     rundir.write_json(run.data, asdict(data))
-    assert store.changed(run) == ""
+    assert prepared_cache.changed(run) == ""
     data.train[0].write_bytes(b"12")
-    assert str(data.train[0]) in store.changed(run) and "has 2 bytes" in store.changed(run)
+    assert str(data.train[0]) in prepared_cache.changed(run) and "has 2 bytes" in prepared_cache.changed(run)

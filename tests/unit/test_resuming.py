@@ -12,13 +12,13 @@ import pytest
 
 from tests.unit.conftest import ENHANCED, LAUNCH, SIMPLE, TRAIN, Shell, ask, only, wrong
 from tests.unit.monitor_runs import Made, dead_pid, look, old
-from training import plan_files, rundir, standing
-from training.diagnose import structured
-from training.engine import manifest
-from training.errors import NothingToDo
-from training.report import run as report_run
-from training.report import single
-from training.rundir import RunDir
+from training.core import manifest, rundir, standing
+from training.core.errors import NothingToDo
+from training.core.rundir import RunDir
+from training.diagnose import run_files
+from training.monitor.report import run as report_run
+from training.monitor.report import run_page
+from training.plan import writer
 
 Write = Callable[..., str]
 
@@ -166,7 +166,7 @@ def test_runs_of_another_task_are_judged_by_their_own_fields(home: Path, line: s
 
 def resume(made: Made, created: float) -> None:
     """As the plan of a resume does it."""
-    plan_files._keep_before(made.run)
+    writer._keep_before(made.run)
     rundir.write_json(made.run.plan, made.plan | {"created": created, "config": {"num_iterations": 800}})
 
 
@@ -186,7 +186,7 @@ def test_the_old_end_is_kept_and_not_shown_while_the_resumed_run_lives(made: Mad
     assert made.run.summary.exists() and made.run.report.exists() and not made.run.data.exists()
     seen = look(made.run)
     assert (seen["run"]["state"], seen["summary"], seen["progress"]["total_steps"]) == ("starting", None, 800)
-    assert structured.ended(made.run) is None and report_run.look(made.run).summary == {}
+    assert run_files.ended(made.run) is None and report_run.look(made.run).summary == {}
 
 
 def test_a_resume_that_was_killed_before_its_first_step_leaves_the_last_true_end(made: Made) -> None:
@@ -195,11 +195,11 @@ def test_a_resume_that_was_killed_before_its_first_step_leaves_the_last_true_end
     seen = look(made.run)
     assert (seen["run"]["state"], seen["progress"]["step"], seen["progress"]["total_steps"]) == ("finished", 60, 60)
     assert report_run.look(made.run).state["run"]["state"] == "finished" and report_run.look(made.run).data["total_steps"] == 400
-    assert (structured.ended(made.run) or {})["summary"] == "the run has finished"
+    assert (run_files.ended(made.run) or {})["summary"] == "the run has finished"
     assert standing.read_plan(made.run) == made.plan
     resume(made, time.time())  # the next one keeps the same
     assert rundir.read_json(made.run.plan_before) == made.plan and (rundir.read_json(made.run.data_before) or {})["total_steps"] == 400
-    assert plan_files.give_back(made.run) and not plan_files.give_back(made.run)
+    assert writer.give_back(made.run) and not writer.give_back(made.run)
     assert rundir.read_json(made.run.plan) == made.plan and (rundir.read_json(made.run.data) or {})["total_steps"] == 400
 
 
@@ -215,7 +215,7 @@ def test_a_stopped_run_tells_the_whole_command_that_resumes_it(made: Made, shell
     reason = look(made.run)["run"]["reason"]
     script, args = shell.paste(reason.partition("to resume: ")[2])
     assert (script, args) == ("launch_train.sh", ["2", f"--out_dir={folder}", f"--resume={made.run.name}"])
-    page = single.page(report_run.look(made.run), "en").html()
+    page = run_page.page(report_run.look(made.run), "en").html()
     assert "./launch_train.sh 2 &#x27;--data=my texts&#x27;" in page, "pasted, it starts the same"
 
 

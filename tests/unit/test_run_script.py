@@ -1,4 +1,4 @@
-"""What lib/run_script.py and training/watch/sight/serve.py do in somebody's process: nothing that its script could notice."""
+"""What lib/run_script.py and training/trainer/flight_recorder_server.py do in somebody's process: nothing that its script could notice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.conftest import python
-from training.watch.sight import serve
+from training.trainer import flight_recorder_server
 
 RUN_SCRIPT = Path(__file__).parents[2] / "lib/run_script.py"
 PROGRAM = """
@@ -64,8 +64,8 @@ def with_server(monkeypatch: pytest.MonkeyPatch, server: object) -> None:
     for name in ("torch", "torch._C"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, fake.__name__, fake)
-    monkeypatch.setattr(serve, "_servers", [])
-    monkeypatch.setattr(serve.atexit, "register", lambda *_: None)
+    monkeypatch.setattr(flight_recorder_server, "_servers", [])
+    monkeypatch.setattr(flight_recorder_server.atexit, "register", lambda *_: None)
 
 
 @pytest.mark.parametrize(("text", "said"), [("", "RuntimeError"), ("\n", "RuntimeError"), ("no room\nat all", "no room")])
@@ -74,10 +74,10 @@ def test_why_there_is_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         raise RuntimeError(text)
 
     with_server(monkeypatch, refuses)
-    assert serve.serve(tmp_path, 0) == f"torch's control server: {said}"
+    assert flight_recorder_server.serve(tmp_path, 0) == f"torch's control server: {said}"
 
 
 def test_nobody_else_may_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_server(monkeypatch, lambda path: os.mknod(path, stat.S_IFSOCK | 0o777))
-    assert serve.serve(tmp_path, 0) == ""
-    assert stat.S_IMODE(serve.address(tmp_path, 0).stat().st_mode) == 0o600
+    assert flight_recorder_server.serve(tmp_path, 0) == ""
+    assert stat.S_IMODE(flight_recorder_server.address(tmp_path, 0).stat().st_mode) == 0o600

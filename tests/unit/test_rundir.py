@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.conftest import clean_environment
-from training import rundir
-from training.rundir import RunDir
+from training.core import rundir
+from training.core.rundir import RunDir
 
 
 def test_the_names_are_fixed(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_what_is_not_a_whole_object_reads_as_none(content: bytes, tmp_path: Path
 def test_several_processes_append_whole_records(tmp_path: Path) -> None:
     run, each = RunDir(tmp_path), 200
     code = (
-        "import sys; from training.rundir import RunDir; run = RunDir(sys.argv[1]);"
+        "import sys; from training.core.rundir import RunDir; run = RunDir(sys.argv[1]);"
         f"[run.event('tick', who=int(sys.argv[2]), n=n, text='x' * 500) for n in range({each})]"
     )
     writers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(w)], env=clean_environment()) for w in range(3)]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.conftest import ENHANCED, LAUNCH, ROOT, TRAIN, ask, only, python, wrong
-from training.errors import UserError
-from training.request import Request
+from training.core.errors import UserError
+from training.plan.request import Request
 
 QUICKSTART = str(ROOT / "configs/dual_gpu/quickstart.py")
 
@@ -49,7 +49,7 @@ def test_nothing_is_overwritten(home: Path) -> None:
 
 @pytest.mark.parametrize("script", [ENHANCED, TRAIN])
 def test_nothing_is_started(script: str, home: Path) -> None:
-    module = "training.plan" if script == ENHANCED else None
+    module = "training.plan.training_plan" if script == ENHANCED else None
     program = [str(ROOT / "lib/run_module.py"), module, script] if module else [str(ROOT / "train.py")]
     done = python(*program, QUICKSTART, "--out_dir=runs", "--log_dir=logs", "--save_config=saved.json", cwd=home)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
@@ -57,5 +57,5 @@ def test_nothing_is_started(script: str, home: Path) -> None:
 
 
 def test_a_script_has_none(write: Callable[..., str]) -> None:
-    done = python(str(ROOT / "lib/run_module.py"), "training.plan", LAUNCH, "2", "--save_config=x.py", "--script", write("main.py", ""))
+    done = python(str(ROOT / "lib/run_module.py"), "training.cli.plan", LAUNCH, "2", "--save_config=x.py", "--script", write("main.py", ""))
     assert done.returncode == 2 and "--save_config means nothing with --script" in done.stderr

@@ -11,11 +11,11 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.unit.conftest import python
+from training.cli.scaling import __main__ as command
+from training.cli.scaling import options, render
+from training.cli.scaling.experiment import Experiment, prepare, without
 from training.config import flags
-from training.errors import Exit, UserError
-from training.scaling import __main__ as command
-from training.scaling import options, render
-from training.scaling.experiment import Experiment, prepare, without
+from training.core.errors import Exit, UserError
 
 QUICKSTART = str(ROOT / "configs/dual_gpu/quickstart.py")
 
@@ -92,16 +92,16 @@ def test_all_problems_at_once_ours_and_the_launchers(capsys: pytest.CaptureFixtu
 
 
 def test_more_ranks_than_gpus_is_refused_as_the_launcher_does(nvidia: Callable[..., dict[str, Any]]) -> None:
-    done = python("-m", "training.scaling", QUICKSTART, "--device=cuda", "--ranks=4", **nvidia(COUNT=2))
+    done = python("-m", "training.cli.scaling.__main__", QUICKSTART, "--device=cuda", "--ranks=4", **nvidia(COUNT=2))
     assert done.returncode == Exit.RESOURCES and done.stdout == ""
     assert "4 GPUs are needed, 2 visible" in done.stderr and "nothing was measured (exit 3)" in done.stderr
-    assert f"python -m training.scaling --ranks=2 {shlex.quote(str(QUICKSTART))} --device=cuda" in done.stderr
+    assert f"python -m training.cli.scaling.__main__ --ranks=2 {shlex.quote(str(QUICKSTART))} --device=cuda" in done.stderr
     assert "Traceback" not in done.stderr and "total_batch_size" not in done.stderr
 
 
 def test_gpus_are_used_and_named(nvidia: Callable[..., dict[str, Any]]) -> None:
     code = f"""
-import os; from training.scaling import options, experiment
+import os; from training.cli.scaling import options, experiment
 e = experiment.prepare(options.parse([{QUICKSTART!r}]), os.environ)
 print(e.device, e.ranks, len(set(e.gpus)), [a for a in e.args if 'device=' in a])"""
     done = python("-c", code, **nvidia(COUNT=5))
@@ -176,7 +176,7 @@ def test_a_flag_is_taken_out_however_it_was_typed(args: list[str], name: str, le
 
 
 def test_help_answers_without_torch() -> None:
-    done = python("lib/run_module.py", "training.scaling", "--help", cwd=ROOT)
+    done = python("lib/run_module.py", "training.cli.scaling.__main__", "--help", cwd=ROOT)
     assert done.returncode == 0 and "--rounds=3" in done.stdout and "130" in done.stdout
-    code = "import sys, training.scaling.__main__; print([m for m in ('torch', 'numpy', 'wandb') if m in sys.modules])"
+    code = "import sys, training.cli.scaling.__main__; print([m for m in ('torch', 'numpy', 'wandb') if m in sys.modules])"
     assert python("-c", code).stdout == "[]\n"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from training.rundir import RunDir, append_json, write_json
-from training.scaling import experiment as experiments
-from training.scaling import judge, measure, render
-from training.scaling.experiment import Experiment
-from training.scaling.measure import Kind, Step
+from training.cli.scaling import analysis, measure, render
+from training.cli.scaling import experiment as experiments
+from training.cli.scaling.experiment import Experiment
+from training.cli.scaling.measure import Kind, Step
+from training.core.rundir import RunDir, append_json, write_json
 
 EXPERIMENT = Experiment(
     config="my.py",
@@ -143,9 +143,9 @@ def test_other_work_is_what_others_did_on_our_cores(monkeypatch: pytest.MonkeyPa
 
 
 def test_bands() -> None:
-    assert [judge.band(n) for n in (2, 4, 8)] == [(1.8, 1.9), (3.5, 3.8), (7.0, 7.5)]
-    assert judge.band(3) == (2.65, 2.85) and judge.band(6) == (5.25, 5.65)
-    assert judge.band(1) is None and judge.band(16) is None
+    assert [analysis.band(n) for n in (2, 4, 8)] == [(1.8, 1.9), (3.5, 3.8), (7.0, 7.5)]
+    assert analysis.band(3) == (2.65, 2.85) and analysis.band(6) == (5.25, 5.65)
+    assert analysis.band(1) is None and analysis.band(16) is None
 
 
 @pytest.mark.parametrize(
@@ -153,15 +153,15 @@ def test_bands() -> None:
     [(2, 1.794, "below"), (2, 1.796, "in_band"), (2, 1.904, "in_band"), (2, 1.906, "better"), (4, 3.49, "below"), (16, 3.0, "no_band")],
 )
 def test_verdict_fits_what_is_shown(ranks: int, speed_up: float, expected: str) -> None:
-    assert judge.verdict(ranks, speed_up) == expected
+    assert analysis.verdict(ranks, speed_up) == expected
 
 
 def rounds(*times: tuple[float, float, float | None]) -> list[measure.Round]:
     return [{Kind(1): alone, Kind(2): at_once, Kind(2, True): apart} for alone, at_once, apart in times]
 
 
-def report(*times: tuple[float, float, float | None], others: float = 0.1, made: Experiment = EXPERIMENT) -> judge.Report:
-    return judge.judge(rounds(*times), made, 1_500_000, others)
+def report(*times: tuple[float, float, float | None], others: float = 0.1, made: Experiment = EXPERIMENT) -> analysis.Report:
+    return analysis.judge(rounds(*times), made, 1_500_000, others)
 
 
 def test_ratios_are_made_within_a_round() -> None:
@@ -232,5 +232,5 @@ def test_json_has_units_and_a_version() -> None:
     assert one["expected_speed_up_factor"] is None and one["limited_by"] is None and one["verdict"] == "reference"
     assert two["expected_speed_up_factor"] == [1.8, 1.9] and two["machine_ms_per_step"] == 2 and two["exchange_ms_per_step"] == 2
     assert two["speed_up_factor"] == 1.8519 and two["verdict"] == "in_band" and two["ranks_share_cores"] is False
-    unknown = render.record(judge.judge(rounds((50, 54, None)), EXPERIMENT, None, 0.0))
+    unknown = render.record(analysis.judge(rounds((50, 54, None)), EXPERIMENT, None, 0.0))
     assert unknown["parameters"] is None and unknown["results"][1]["limited_by"] is None

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.unit.conftest import LAUNCH, only
-from training import asked, plan
-from training import script as own_script
 from training.config import program
 from training.config.schema import FIELDS
-from training.errors import Problem, UserError
+from training.core.errors import Problem, UserError
+from training.plan import cli_args, training_plan
+from training.plan import script_request as own_script
 
 Write = Callable[..., str]
 BODY = "import argparse\n\nlr = 0.1\ndevice = 'cpu'\n\ndef main():\n    pass\n\nif __name__ == '__main__':\n    main()\n"
@@ -24,7 +24,7 @@ def problem(*words: str) -> Problem:
         if own_script.asked_for(list(words)):
             own_script.read(LAUNCH, list(words), {})
         else:
-            asked.look(LAUNCH, list(words), {})
+            cli_args.look(LAUNCH, list(words), {})
     return only(raised.value.problems)
 
 
@@ -49,7 +49,7 @@ def test_a_program_is_told_from_a_config(tmp_path: Path, text: str, kind: str) -
 
 
 def test_the_configs_that_come_with_duet_are_no_programs() -> None:
-    found = list(asked.ROOT.glob("configs/*/*.py"))
+    found = list(cli_args.ROOT.glob("configs/*/*.py"))
     assert found and all(program.kind(path, FIELDS) == program.CONFIG for path in found)
 
 
@@ -70,9 +70,9 @@ def test_a_program_in_the_place_of_a_config_is_one_problem(home: Path, write: Wr
 def test_duets_own_program_and_a_task_get_the_command_that_is_meant(home: Path, write: Write) -> None:
     task = write("mine.py", "from training.tasks.base import Task\nclass Mine(Task):\n    pass\n")
     assert problem("2", task, "--width=3").fixes[0] == "./launch_train.sh 2 --width=3 --task=mine.py"
-    own = asked.ROOT / asked.ENTRYPOINT
+    own = cli_args.ROOT / cli_args.ENTRYPOINT
     own.write_text(BODY)
-    assert asked.QUICKSTART in problem("2", str(own)).fixes[0]
+    assert cli_args.QUICKSTART in problem("2", str(own)).fixes[0]
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_what_would_be_done_can_be_shown(
 ) -> None:
     words = ["1", action, "--device=cpu", "--script", write("main.py", BODY), "--", "--epochs=3"]
     monkeypatch.setattr("sys.argv", ["plan", LAUNCH, *words])
-    assert plan.main() == 0
+    assert training_plan.main() == 0
     assert "script: main.py --epochs=3" in capsys.readouterr().out
     if action == "--check":
         monkeypatch.setattr("sys.argv", ["plan", LAUNCH, words[0], "--json", *words[1:]])
-        assert plan.main() == 0 and json.loads(capsys.readouterr().out)["plan"]["launcher"] == "spawn"
+        assert training_plan.main() == 0 and json.loads(capsys.readouterr().out)["plan"]["launcher"] == "spawn"

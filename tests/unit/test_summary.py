@@ -11,9 +11,9 @@ import pytest
 
 from tests.unit.conftest import ENHANCED, LAUNCH, SIMPLE, TRAIN, Shell
 from training.config.schema import FIELDS, Config, shared
-from training.monitor import naming
-from training.rundir import RunDir, write_json
-from training.summary import longer, next_command, render
+from training.core import metric_units
+from training.core.rundir import RunDir, write_json
+from training.trainer.summary import longer, next_command, render
 
 FACTS = {
     "status": "done",
@@ -170,9 +170,9 @@ def test_loss_and_validation_have_one_unit(run: RunDir) -> None:
 def test_the_ends_of_a_loss_are_means(run: RunDir) -> None:
     """Single batches of a noisy loss say nothing of the course."""
     losses = [0.045, *(0.06 - step / 10_000 + 0.01 * (-1) ** step for step in range(398)), 0.053]
-    begin, end = naming.ends(losses)
+    begin, end = metric_units.ends(losses)
     assert losses[0] < losses[-1] and begin > 0.055 and end < 0.03
-    assert naming.ends([2.0]) == (2.0, 2.0) and naming.ends([3.0, 2.0, 1.0]) == (3.0, 1.0)
+    assert metric_units.ends([2.0]) == (2.0, 2.0) and metric_units.ends([3.0, 2.0, 1.0]) == (3.0, 1.0)
     assert "Loss       2.000 → 1.000 bits/byte" in screen(run, plan(), loss_begin=2 * math.log(2), loss_end=math.log(2))
 
 

@@ -15,8 +15,8 @@ from tests.unit.conftest import only
 from tests.unit.own_task import LINE
 from training import tasks
 from training.config.schema import FIELDS, VIDEO, Config
-from training.errors import Problem
-from training.tasks import own
+from training.core.errors import Problem
+from training.tasks import custom
 from training.tasks.base import Task
 
 Write = Callable[..., str]
@@ -182,7 +182,7 @@ def test_a_file_may_not_be_called_like_a_task_that_is_built_in(name: str, write:
 
 
 def test_a_file_is_loaded_with_what_stands_beside_it(home: Path, line: str, imports: None) -> None:
-    made = own.load(home / line, {"width": 4, "slope": 0.5, "bias": False, "title": ""}, Config(), CPU)
+    made = custom.load(home / line, {"width": 4, "slope": 0.5, "bias": False, "title": ""}, Config(), CPU)
     assert type(made).__name__ == "Line" and isinstance(made, Task) and (made.options.width, made.device) == (4, CPU)
     model = made.model()
     assert isinstance(model, nn.Linear) and (model.in_features, model.bias) == (4, None)
@@ -205,7 +205,7 @@ def test_a_plan_makes_its_task(home: Path, line: str, imports: None) -> None:
 
 
 def test_what_is_found_lacking_before_the_start_is_what_a_task_needs(write: Write) -> None:
-    assert set(own.REQUIRED) == Task.__abstractmethods__
+    assert set(custom.REQUIRED) == Task.__abstractmethods__
     for text in (
         "from mine import Base\nclass My(Base): ...\n",  # only to run it would tell
         "class Half(Task):\n    def model(self): ...\nclass Whole(Half):\n    train_data = loss = model = 0\n",
@@ -217,4 +217,4 @@ def test_a_class_that_lacks_something_is_named(home: Path, write: Write, imports
     text = "from training.tasks.base import Task\nclass Half(Task):\n    def model(self): ...\n"
     path = home / write("lacking.py", text)
     with pytest.raises(TypeError, match="has no class that is a whole Task: Half lacks loss, train_data"):
-        own.load(path, {}, Config(), CPU)
+        custom.load(path, {}, Config(), CPU)

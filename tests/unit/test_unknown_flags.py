@@ -10,14 +10,15 @@ import pytest
 
 from tests.unit.conftest import LAUNCH, ROOT, SIMPLE, only
 from tests.unit.monitor_runs import Made
-from training import runs, script
-from training.diagnose import __main__ as diagnose
-from training.errors import Problem, UserError
-from training.inspect import options as inspect
+from training.cli import diagnose
+from training.cli.scaling import options as scaling
+from training.core import find_run
+from training.core.errors import Problem, UserError
+from training.monitor import attach
 from training.monitor import options as monitor
-from training.report import options as report
-from training.scaling import options as scaling
-from training.watch import attach
+from training.monitor.health import options as inspect
+from training.monitor.report import options as report
+from training.plan import script_request
 
 
 @pytest.fixture
@@ -29,15 +30,15 @@ def train(tmp_path: Path) -> str:
 
 def refused(*args: str, program: str = LAUNCH) -> list[Problem]:
     with pytest.raises(UserError) as caught:
-        script.read(program, list(args), {})
+        script_request.read(program, list(args), {})
     return caught.value.problems
 
 
-def accepted(fix: str) -> script.ScriptLaunch:
+def accepted(fix: str) -> script_request.ScriptLaunch:
     """Of a pasted command."""
     words = shlex.split(fix)
     assert words[0] == f"./{LAUNCH}"
-    return script.read(LAUNCH, words[1:], {})
+    return script_request.read(LAUNCH, words[1:], {})
 
 
 @pytest.mark.parametrize(
@@ -81,8 +82,8 @@ def test_the_number_of_processes_of_a_script(train: str) -> None:
 
 
 def test_a_script_is_not_restarted_and_zero_says_so(train: str) -> None:
-    assert script.read(LAUNCH, ["2", "--script", train, "--retries=0"], {}).config.retries == 0
-    assert script.read(LAUNCH, ["2", "--script", train, "--retries=auto"], {})
+    assert script_request.read(LAUNCH, ["2", "--script", train, "--retries=0"], {}).config.retries == 0
+    assert script_request.read(LAUNCH, ["2", "--script", train, "--retries=auto"], {})
     problem = only(refused("2", "--script", train, "--retries=2"))
     assert "is not restarted" in problem.what
     assert accepted(problem.fixes[0]).config.retries == 0
@@ -96,7 +97,7 @@ def told(parse: object, *argv: str) -> Problem:
 
 def test_a_run_or_a_log_without_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Made(tmp_path / "experiments" / "one run")
-    monkeypatch.setattr(runs, "ROOT", tmp_path)
+    monkeypatch.setattr(find_run, "ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.log").write_text("step 1\n")
     for word, fix in (
@@ -116,15 +117,15 @@ def test_a_run_or_a_log_without_a_flag(tmp_path: Path, monkeypatch: pytest.Monke
         (monitor.parse, "--lgo=a.log", "./monitor_training.sh --log=a.log"),
         (monitor.parse, "--interva 2", "./monitor_training.sh --interval=2"),
         (monitor.parse, "--watch", "./monitor_training.sh --help"),
-        (report.parse, "--lan=en RUN", "python -m training.report RUN --lang=en"),
-        (report.parse, "--output=x.html RUN", "python -m training.report RUN --help"),
-        (inspect.parse, "--jsn", "python -m training.inspect --json"),
-        (inspect.parse, "--wach=3", "python -m training.inspect --watch=3"),
-        (inspect.parse, "--verbose", "python -m training.inspect --help"),
-        (diagnose.options, "a.log --jsn", "python -m training.diagnose a.log --json"),
-        (diagnose.options, "a.log --lang=fr", "python -m training.diagnose --lang=en"),
-        (diagnose.options, "a.log --verbose", "python -m training.diagnose a.log --help"),
-        (attach._parse, "--pdi=3", "python -m training.supervise attach --pid=3"),
+        (report.parse, "--lan=en RUN", "python -m training.cli.report RUN --lang=en"),
+        (report.parse, "--output=x.html RUN", "python -m training.cli.report RUN --help"),
+        (inspect.parse, "--jsn", "python -m training.cli.inspect --json"),
+        (inspect.parse, "--wach=3", "python -m training.cli.inspect --watch=3"),
+        (inspect.parse, "--verbose", "python -m training.cli.inspect --help"),
+        (diagnose.options, "a.log --jsn", "python -m training.cli.diagnose a.log --json"),
+        (diagnose.options, "a.log --lang=fr", "python -m training.cli.diagnose --lang=en"),
+        (diagnose.options, "a.log --verbose", "python -m training.cli.diagnose a.log --help"),
+        (attach._parse, "--pdi=3", "python -m training.cli.supervise attach --pid=3"),
     ],
 )
 def test_the_nearest_flag_or_the_help(parse: object, argv: str, fix: str) -> None:
@@ -138,15 +139,15 @@ def test_the_scaling_check_has_names_of_its_own() -> None:
 
 
 def test_a_large_config_without_gpus_is_not_sent_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from training import plan
     from training.host import gpus
+    from training.plan import training_plan
 
     monkeypatch.setattr(gpus, "look", lambda environ: gpus.Machine((), "0 on this machine"))
     monkeypatch.chdir(ROOT)
     environ = {"PATH": os.environ["PATH"]}
 
     def fixes(config: str, *flags: str) -> list[str]:
-        checks = plan.make(SIMPLE, [f"configs/dual_gpu/{config}.py", "--dry_run", *flags], environ)[2]
+        checks = training_plan.make(SIMPLE, [f"configs/dual_gpu/{config}.py", "--dry_run", *flags], environ)[2]
         return next(c.fixes for c in checks if c.name == "GPUs")
 
     assert [fix.partition("   #")[0] for fix in fixes("balanced")] == ["./train_dual_gpu.sh configs/dual_gpu/quickstart.py"]

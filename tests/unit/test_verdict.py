@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from tests.unit.test_launch_recovery import beat_at
-from training.diagnose import card
-from training.errors import Exit
-from training.host import limits
-from training.launch import cause, verdict
-from training.launch.outcome import Outcome
-from training.rundir import RunDir, write_json
-from training.watch import death
-from training.watch.death import Death
-from training.watch.finding import DESYNC, HANG, UNEVEN, Finding
+from training.core.errors import Exit
+from training.core.rundir import RunDir, write_json
+from training.diagnose import card, exception_cause
+from training.host import cgroups
+from training.launcher import failure_report
+from training.launcher.outcome import Outcome
+from training.watchdog import rank_exit
+from training.watchdog.hang_report import DESYNC, HANG, UNEVEN, Finding
+from training.watchdog.rank_exit import Death
 
 ABORT = -signal.SIGABRT
 
@@ -52,7 +52,7 @@ def told(run: RunDir, rank: int, kind: str, message: str, time: float = 1.0, gui
 
 def failed(run: RunDir, status: int = 1, rank: int | None = 1, **outcome: Any) -> dict[str, Any]:
     shown: dict[str, Any] = {"guilty": (rank, status), "here": (rank, status), "phases": {0: "step 7: backward", 1: "step 7: forward"}}
-    return verdict.failure(Outcome(**shown | outcome), run, plan())
+    return failure_report.failure(Outcome(**shown | outcome), run, plan())
 
 
 def summary_of(record: dict[str, Any]) -> tuple[str, str, int | None, str]:
@@ -106,7 +106,7 @@ def test_the_cause_is_what_the_rank_has_reported(run: RunDir, kind: str, message
 
 def test_a_message_that_fills_the_screen_is_cut(run: RunDir) -> None:
     told(run, 1, "OutOfMemoryError", "CUDA out of memory. " + "x" * 1000)
-    assert len(failed(run)["summary"]) == len("OutOfMemoryError: ") + verdict.SHOWN_CHARACTERS
+    assert len(failed(run)["summary"]) == len("OutOfMemoryError: ") + failure_report.SHOWN_CHARACTERS
 
 
 def test_who_lost_a_peer_is_not_the_one_where_it_began(run: RunDir) -> None:
@@ -193,35 +193,35 @@ def left_at(run: RunDir, rank: int, time: float) -> None:
 
 def test_who_left_with_status_0_before_another_lost_it_is_named(run: RunDir) -> None:
     told(run, 0, *LOST, time=2.0)
-    assert death.left_before(run, 0, [(0, 1)], {}) is None, "nothing tells of another one"
-    assert death.left_before(run, 0, [(1, 0), (0, 1)], {}) == 1
+    assert rank_exit.left_before(run, 0, [(0, 1)], {}) is None, "nothing tells of another one"
+    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) == 1
     left_at(run, 1, 1.0)
-    assert death.left_before(run, 0, [(0, 1)], {}) == 1, "its process had not quite gone when the victim's end was seen"
-    assert death.explain(run, 1, 0, [], {}).where == "main.py:1"
+    assert rank_exit.left_before(run, 0, [(0, 1)], {}) == 1, "its process had not quite gone when the victim's end was seen"
+    assert rank_exit.explain(run, 1, 0, [], {}).where == "main.py:1"
 
 
 def test_who_left_after_it_is_not(run: RunDir) -> None:
     told(run, 0, *LOST, time=2.0)
     left_at(run, 1, 3.0)
-    assert death.left_before(run, 0, [(0, 1)], {}) is None
+    assert rank_exit.left_before(run, 0, [(0, 1)], {}) is None
 
 
 def test_who_failed_by_itself_is_not_excused_by_an_earlier_end(run: RunDir) -> None:
     left_at(run, 1, 1.0)
     told(run, 0, "ValueError", "planted", time=2.0)
-    assert death.left_before(run, 0, [(1, 0), (0, 1)], {}) is None
+    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) is None
     told(run, 0, *LOST, time=3.0)
     told(run, 2, "ValueError", "planted", time=2.0)
-    assert death.left_before(run, 0, [(1, 0), (0, 1)], {}) is None, "another one failed before the loss"
+    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) is None, "another one failed before the loss"
 
 
 def test_what_a_script_makes_of_its_loss_is_seen_through(run: RunDir) -> None:
     told(run, 0, "SystemExit", "1", time=2.0, before=[{"type": LOST[0], "message": LOST[1]}])
-    assert death.left_before(run, 0, [(1, 0), (0, 1)], {}) == 1
+    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) == 1
     run.rank_error(0).unlink()
-    assert death.left_before(run, 0, [(1, 0), (0, 1)], {}) is None
+    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) is None
     run.rank_log(0).write_text(TRACEBACK.replace("ValueError: planted", ": ".join(LOST)))
-    assert death.left_before(run, 0, [(1, 0), (0, 1)], {}) == 1, "a program whose exceptions are not reported to us"
+    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) == 1, "a program whose exceptions are not reported to us"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_an_aborted_rank_has_said_why(run: RunDir, words: str, expected: str) ->
 def test_the_kernels_count_tells_who_was_killed_for_memory(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, before: int | None, now: int | None, cause: str
 ) -> None:
-    monkeypatch.setattr(limits, "oom_kills", lambda: now)
+    monkeypatch.setattr(cgroups, "oom_kills", lambda: now)
     record = failed(run, -signal.SIGKILL, oom_kills=before)
     assert record["cause"] == cause and record["summary"].startswith("killed by SIGKILL")
     assert ("has risen from 3 to 4" in record["summary"]) == (cause == "host_oom_killed")
@@ -265,9 +265,9 @@ SHOWN = {"uuids": [CARDS[0]["uuid"]], "reason": "1 on this machine"}
 
 def test_a_gpu_that_can_not_be_seen_any_more_is_the_cause(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = plan("cuda", gpus=CARDS)
-    monkeypatch.setattr(cause, "ASK", f"print({json.dumps(json.dumps(SHOWN))})")
+    monkeypatch.setattr(exception_cause, "ASK", f"print({json.dumps(json.dumps(SHOWN))})")
     told(run, 1, "AcceleratorError", "CUDA error: unspecified launch failure")
-    record = verdict.failure(Outcome(guilty=(1, 1), here=(1, 1)), run, trained)
+    record = failure_report.failure(Outcome(guilty=(1, 1), here=(1, 1)), run, trained)
     assert summary_of(record) == ("gpu_hardware", "error", 1, "GPU 1 (Card) can not be seen any more: 1 on this machine")
 
 
@@ -275,15 +275,15 @@ def test_the_driver_is_asked_in_a_process_of_its_own(fake_driver: Path, monkeypa
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver))
     monkeypatch.setenv("FAKE_NVML_COUNT", "2")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert cause.lost_gpus(plan("cuda", gpus=CARDS)) == ""
+    assert exception_cause.lost_gpus(plan("cuda", gpus=CARDS)) == ""
     monkeypatch.setenv("FAKE_NVML_COUNT", "1")
-    assert cause.lost_gpus(plan("cuda", gpus=CARDS)).startswith("GPU 1 (Card) can not be seen any more: ")
+    assert exception_cause.lost_gpus(plan("cuda", gpus=CARDS)).startswith("GPU 1 (Card) can not be seen any more: ")
 
 
 def test_a_driver_that_does_not_answer_is_not_waited_for(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cause, "DRIVER_S", 0.2)
-    monkeypatch.setattr(cause, "ASK", "import time; time.sleep(3600)")
-    record = verdict.failure(Outcome(guilty=(1, 1), here=(1, 1)), run, plan("cuda", gpus=CARDS))
+    monkeypatch.setattr(exception_cause, "DRIVER_S", 0.2)
+    monkeypatch.setattr(exception_cause, "ASK", "import time; time.sleep(3600)")
+    record = failure_report.failure(Outcome(guilty=(1, 1), here=(1, 1)), run, plan("cuda", gpus=CARDS))
     text = "the driver does not answer: a GPU of this machine may have fallen off the bus (NVML, 0.2 s)"
     assert summary_of(record) == ("gpu_hardware", "died", 1, text)
 
@@ -291,8 +291,8 @@ def test_a_driver_that_does_not_answer_is_not_waited_for(run: RunDir, monkeypatc
 def test_a_driver_that_can_not_be_asked_says_nothing_of_the_gpus(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cause, "ASK", "raise SystemExit('no room for a process')")
-    assert cause.lost_gpus(plan("cuda", gpus=CARDS)) == ""
+    monkeypatch.setattr(exception_cause, "ASK", "raise SystemExit('no room for a process')")
+    assert exception_cause.lost_gpus(plan("cuda", gpus=CARDS)) == ""
     assert "it is not known whether a GPU is lost, since NVML could not be asked: no room for a process" in capfd.readouterr().err
 
 
@@ -375,4 +375,4 @@ def test_a_card_without_evidence_has_no_empty_place_for_it(run: RunDir) -> None:
     ],
 )
 def test_exit_codes(outcome: Outcome, code: int) -> None:
-    assert verdict.exit_code(outcome) == code
+    assert failure_report.exit_code(outcome) == code

@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.unit.conftest import python
 from tests.unit.video_data import pairs, write
-from training.errors import UserError
+from training.core.errors import UserError
 from training.tasks.video_restoration import folders
 from training.tasks.video_restoration.options import Options
 

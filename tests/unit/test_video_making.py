@@ -16,7 +16,7 @@ from PIL import Image
 from tests.conftest import ROOT
 from tests.unit.conftest import python
 from tests.unit.video_data import gopro, rendered
-from training.errors import Problem, UserError
+from training.core.errors import Problem, UserError
 from training.tasks import make_blur_video
 from training.tasks.video_restoration import folders, making, scenes
 from training.tasks.video_restoration.options import Options

@@ -15,10 +15,11 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.unit import targets
-from training import rundir
-from training.errors import Problem, UserError
-from training.watch import attach, ranks
-from training.watch.sight import proc
+from training.core import rundir
+from training.core.errors import Problem, UserError
+from training.monitor import attach
+from training.watchdog import discovery
+from training.watchdog.probes import procfs
 
 NOW = re.compile(r"^\[(ERROR)\] \d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", re.MULTILINE)
 
@@ -53,7 +54,7 @@ def test_a_hang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with targets.ranks(tmp_path, "loads", "waits") as (pids, script):
-        (worker,) = proc.workers(pids[0])
+        (worker,) = procfs.workers(pids[0])
         code, out, _ = shown(capsys, "--json", "--pid", str(pids[1]))
     told = json.loads(out)
     place = f"{script}:{targets.line_of(script, 'lock.acquire()', 'stuck_in_the_dataset')}"
@@ -98,9 +99,9 @@ def test_a_single_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_any_process_of_a_training_leads_to_its_ranks(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "loads", "waits", "waits") as (pids, _):
-        (worker,) = proc.workers(pids[0])
+        (worker,) = procfs.workers(pids[0])
         for pid in (*pids.values(), worker, os.getpid()):
-            assert ranks.of_process(pid) == pids
+            assert discovery.of_process(pid) == pids
 
 
 def test_two_trainings_below_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,11 +112,11 @@ def test_two_trainings_below_one_process(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(os, "getpid", lambda: real() + 1)  # another port
         with targets.ranks(tmp_path / "b", "waits", "waits") as (others, _):
             monkeypatch.undo()
-            assert ranks.of_process(pids[1]) == pids and ranks.of_process(others[0]) == others
+            assert discovery.of_process(pids[1]) == pids and discovery.of_process(others[0]) == others
             with pytest.raises(UserError) as caught:
-                ranks.of_process(os.getpid())
+                discovery.of_process(os.getpid())
     text = f"there is more than one training below process {os.getpid()} (--pid)"
-    fixes = [f"python -m training.supervise attach --pid={pid}" for pid in (pids[0], others[0])]
+    fixes = [f"python -m training.cli.supervise attach --pid={pid}" for pid in (pids[0], others[0])]
     assert caught.value.problems == [Problem(text, "a rank of one of them", fixes)]
 
 
@@ -133,12 +134,12 @@ def test_a_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     (tmp_path / "ranks").mkdir()
     with targets.ranks(tmp_path / "ranks", "locks", "waits") as (pids, _):
         path = run_directory(tmp_path, pids)
-        assert ranks.of_run(path) == pids
+        assert discovery.of_run(path) == pids
         code, out, _ = shown(capsys, f"--run={path}")
         assert code == 5 and "HANG rank 0 stands at " in out
         run_directory(tmp_path, pids, supervisor=1)
         with pytest.raises(UserError):  # the same numbers, of processes that are not its ranks
-            ranks.of_run(path)
+            discovery.of_run(path)
 
 
 def test_a_run_by_its_name_and_by_a_path_with_a_space(
@@ -162,7 +163,7 @@ def test_a_run_that_torchrun_has_started(tmp_path: Path) -> None:
         path = run_directory(tmp_path, {}, supervisor=os.getppid())
         facts = rundir.read_json(path / "supervisor.json") or {}
         rundir.write_json(path / "supervisor.json", facts | {"ranks": [{"rank": None, "pid": os.getpid()}]})
-        assert ranks.of_run(path) == pids
+        assert discovery.of_run(path) == pids
 
 
 def test_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,7 +180,7 @@ def test_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     )
 
 
-COMMAND = "python -m training.supervise attach"
+COMMAND = "python -m training.cli.supervise attach"
 PGREP = "pgrep -af python   # all Python processes, with their pids"
 
 
@@ -215,7 +216,7 @@ def test_no_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_a_process_that_is_no_python(capsys: pytest.CaptureFixture[str]) -> None:
     sleeper = os.posix_spawnp("sleep", ["sleep", "1000"], {"PATH": os.environ["PATH"]})
     try:
-        wait_until(lambda: (now := proc.look(sleeper)) and now.command == "sleep 1000", 20, "it sleeps")
+        wait_until(lambda: (now := procfs.look(sleeper)) and now.command == "sleep 1000", 20, "it sleeps")
         code, _, err = shown(capsys, f"--pid={sleeper}")
     finally:
         os.kill(sleeper, signal.SIGKILL)

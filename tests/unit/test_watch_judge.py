@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from training.heartbeat import Beat, Heartbeat, kind
-from training.watch import judge, phases
-from training.watch.budget import COMPILE_S, FIRST_STEP_S, OWN, START_S, Budgets
-from training.watch.sight import collectives
-from training.watch.sight.collectives import Call
-from training.watch.sight.evidence import Evidence, Seen
-from training.watch.sight.stacks import Frame, Stack, Thread
+from training.core import phases
+from training.core.heartbeat import Beat, Heartbeat, kind
+from training.core.phase_timeouts import COMPILE_S, FIRST_STEP_S, OWN, START_S, Budgets
+from training.watchdog import culprit
+from training.watchdog.probes import flight_recorder
+from training.watchdog.probes.flight_recorder import Call
+from training.watchdog.probes.snapshot import Evidence, Seen
+from training.watchdog.probes.stacks import Frame, Stack, Thread
 
 USER = Frame("/home/me/model.py", 12, "forward")
 REDUCE = (
@@ -52,7 +53,7 @@ def rank(number: int, phase: str, process: Seen, *workers: Seen, calls: list[Cal
 
 
 def test_who_is_behind_is_guilty_and_the_others_wait() -> None:
-    found = judge.judge([rank(0, "backward", seen(*BACKWARD), place=3), rank(1, "forward", seen(USER), place=2)])
+    found = culprit.judge([rank(0, "backward", seen(*BACKWARD), place=3), rank(1, "forward", seen(USER), place=2)])
     assert (found.kind, found.rank, found.where) == ("hang", 1, "/home/me/model.py:12")
     assert found.how == "stands at /home/me/model.py:12 (forward)"
     assert found.waiting == {0: "step 20: backward, waits in backward at /home/me/train.py:60 (train)"}
@@ -60,30 +61,30 @@ def test_who_is_behind_is_guilty_and_the_others_wait() -> None:
 
 def test_of_ranks_in_the_same_place_the_one_outside_of_collectives() -> None:
     inside, outside = rank(1, "backward", seen(*BACKWARD)), rank(0, "backward", seen(USER, *BACKWARD))
-    assert judge.judge([outside, inside]).rank == 0
+    assert culprit.judge([outside, inside]).rank == 0
     spinning = rank(0, "backward", seen(*BACKWARD, busy=1.0, gil=True))
-    found = judge.judge([spinning, inside])
+    found = culprit.judge([spinning, inside])
     assert found.rank == 0 and found.how == "spins at /home/me/train.py:60 (train), and holds the GIL"
 
 
 def test_nobody_is_blamed_where_all_wait_or_all_stand() -> None:
-    found = judge.judge([rank(0, "backward", seen(*BACKWARD)), rank(1, "backward", seen(*BACKWARD))])
+    found = culprit.judge([rank(0, "backward", seen(*BACKWARD)), rank(1, "backward", seen(*BACKWARD))])
     assert (found.rank, found.where) == (None, None) and "all ranks wait for each other, in the same place: the network" in found.how
     assert set(found.waiting) == {0, 1}
-    found = judge.judge([rank(0, "forward", seen(USER)), rank(1, "forward", seen(USER))])
+    found = culprit.judge([rank(0, "forward", seen(USER)), rank(1, "forward", seen(USER))])
     assert found.rank is None and found.how == "the ranks stand still, in the same place"
 
 
 def test_a_rank_that_waits_is_not_blamed_for_being_behind() -> None:
     """As with a network that stands still: the other one has got its sums, this one has not."""
-    found = judge.judge([rank(0, "record", seen(*REDUCE), place=6), rank(1, "optimizer", seen(*REDUCE), place=5)])
+    found = culprit.judge([rank(0, "record", seen(*REDUCE), place=6), rank(1, "optimizer", seen(*REDUCE), place=5)])
     assert found.rank is None
 
 
 def test_the_fewest_calls_of_those_that_wait() -> None:
     first, second = Call("0", 7, "all_reduce", "float [4]"), Call("0", 8, "all_reduce", "float [4]")
     ahead = rank(0, "record", seen(*REDUCE), place=6, calls=[first, second])
-    found = judge.judge([ahead, rank(1, "optimizer", seen(*REDUCE), place=5, calls=[first])])
+    found = culprit.judge([ahead, rank(1, "optimizer", seen(*REDUCE), place=5, calls=[first])])
     assert found.rank == 1 and found.how == "waits in all_reduce, which the others have left"
 
 
@@ -91,13 +92,13 @@ def test_different_collectives_are_a_desync() -> None:
     common = Call("0", 1, "broadcast", "long [6]")
     three = [Call("0", 2, op, "float [4]") for op in ("all_reduce", "all_reduce", "all_gather")]
     everything = [rank(r, "reduce", seen(*REDUCE), calls=[common, call]) for r, call in enumerate(three)]
-    found = judge.judge(everything)
+    found = culprit.judge(everything)
     assert (found.kind, found.rank) == ("desync", 2)
     assert "collective 2: rank 0: all_reduce of float [4]; rank 1: all_reduce of float [4]; rank 2: all_gather of float [4]" in found.how
-    found = judge.judge(everything[1:])
+    found = culprit.judge(everything[1:])
     assert (found.kind, found.rank) == ("desync", None), "of two nobody has the majority"
-    assert collectives.mismatch({0: [common, three[0]], 1: [common, three[1]]}) is None
-    assert collectives.mismatch({0: [common]}) is None
+    assert flight_recorder.mismatch({0: [common, three[0]], 1: [common, three[1]]}) is None
+    assert flight_recorder.mismatch({0: [common]}) is None
 
 
 @pytest.mark.parametrize(
@@ -112,29 +113,29 @@ def test_different_collectives_are_a_desync() -> None:
     ],
 )
 def test_how_a_guilty_rank_stands(process: Seen, kind_: str, how: str) -> None:
-    found = judge.judge([rank(0, "forward", process, place=2), rank(1, "backward", seen(*BACKWARD))])
+    found = culprit.judge([rank(0, "forward", process, place=2), rank(1, "backward", seen(*BACKWARD))])
     assert (found.kind, found.rank, found.how) == (kind_, 0, how)
     assert found.sentence().startswith(f"{kind_.upper()} rank 0")
 
 
 def test_a_stuck_worker_is_where_its_rank_is_stuck() -> None:
     stuck, idle = seen(Frame("/home/me/data.py", 7, "__getitem__"), pid=9), seen(WORKER_QUEUE[2], pid=8)
-    found = judge.judge([rank(0, "fetch", seen(*WORKER_QUEUE), idle, stuck, place=1), rank(1, "backward", seen(*BACKWARD))])
+    found = culprit.judge([rank(0, "fetch", seen(*WORKER_QUEUE), idle, stuck, place=1), rank(1, "backward", seen(*BACKWARD))])
     assert found.where == "/home/me/data.py:7"
     assert found.how == "waits for its data-loader worker (pid 9), which stands at /home/me/data.py:7 (__getitem__)"
 
 
 def test_slow_data_that_comes_is_no_hang() -> None:
-    assert judge.still_reading(rank(0, "fetch", seen(USER), seen(USER, io=1 << 20)))
-    assert judge.still_reading(rank(0, "building the model", seen(USER, io=1 << 20))), "a checkpoint from a slow disk"
-    assert judge.still_reading(rank(0, "epoch 2: creating data iterator", seen(USER, io=1 << 20)))
-    assert not judge.still_reading(rank(0, "fetch", seen(USER, io=100)))
-    assert not judge.still_reading(rank(0, "forward", seen(USER, io=1 << 20)))
+    assert culprit.still_reading(rank(0, "fetch", seen(USER), seen(USER, io=1 << 20)))
+    assert culprit.still_reading(rank(0, "building the model", seen(USER, io=1 << 20))), "a checkpoint from a slow disk"
+    assert culprit.still_reading(rank(0, "epoch 2: creating data iterator", seen(USER, io=1 << 20)))
+    assert not culprit.still_reading(rank(0, "fetch", seen(USER, io=100)))
+    assert not culprit.still_reading(rank(0, "forward", seen(USER, io=1 << 20)))
 
 
 def test_a_hook_of_autograd_on_its_own_thread_is_no_waiting() -> None:
     hook = Thread("pt_autograd_0", False, False, False, (USER,))
-    found = judge.judge([rank(0, "backward", seen(*BACKWARD, threads=(hook,))), rank(1, "backward", seen(*BACKWARD))])
+    found = culprit.judge([rank(0, "backward", seen(*BACKWARD, threads=(hook,))), rank(1, "backward", seen(*BACKWARD))])
     assert (found.rank, found.where) == (0, "/home/me/model.py:12")
 
 
@@ -144,8 +145,8 @@ def test_where_a_gpu_is_waited_for_nobody_is_blamed(tmp_path: Path) -> None:
     result = Frame(str(file), 1, "finish")
     everything = [rank(r, "record", seen(result, busy=1.0)) for r in range(2)]
     assert [e.collective for e in everything] == ["the GPU", "the GPU"]
-    assert judge.judge(everything).rank is None
-    assert judge.judge([rank(0, "record", seen(result, busy=1.0), place=6), rank(1, "fetch", seen(USER), place=1)]).rank == 1
+    assert culprit.judge(everything).rank is None
+    assert culprit.judge([rank(0, "record", seen(result, busy=1.0), place=6), rank(1, "fetch", seen(USER), place=1)]).rank == 1
 
 
 ORDER = [

@@ -13,13 +13,13 @@ import pytest
 from tests.conftest import wait_until
 from tests.unit import targets
 from training.host import process
-from training.watch.sight import proc
+from training.watchdog.probes import procfs
 
 
 def test_a_sleeping_process(tmp_path: Path) -> None:
     with targets.running(tmp_path, targets.LOCK) as (pid, script, _):
         targets.asleep(pid, "futex")
-        first, second = proc.look(pid), proc.look(pid)
+        first, second = procfs.look(pid), procfs.look(pid)
     assert first and second
     assert (first.pid, first.parent, first.state) == (pid, os.getpid(), "S")
     assert first.command == f"{sys.executable} {script}"
@@ -29,10 +29,10 @@ def test_a_sleeping_process(tmp_path: Path) -> None:
 
 def test_a_spinning_process_uses_its_cpu(tmp_path: Path) -> None:
     with targets.running(tmp_path, targets.SPIN) as (pid, _, _):
-        before = proc.look(pid)
+        before = procfs.look(pid)
         assert before
-        wait_until(lambda: (now := proc.look(pid)) and now.main_cpu_s >= before.main_cpu_s + 0.2, 20, "it computes")
-        now = proc.look(pid)
+        wait_until(lambda: (now := procfs.look(pid)) and now.main_cpu_s >= before.main_cpu_s + 0.2, 20, "it computes")
+        now = procfs.look(pid)
     assert now and now.state == "R" and now.cpu_s >= now.main_cpu_s and now.waits_in == ""
 
 
@@ -42,34 +42,34 @@ def test_cpu_of_other_threads_is_not_the_main_threads(tmp_path: Path) -> None:
         + "import threading, time\nthreading.Thread(target=turns, daemon=True).start()\ntime.sleep(1000)\n"
     )
     with targets.running(tmp_path, program) as (pid, _, _):
-        wait_until(lambda: (now := proc.look(pid)) and now.cpu_s > 0.5, 20, "it computes")
-        now = proc.look(pid)
+        wait_until(lambda: (now := procfs.look(pid)) and now.cpu_s > 0.5, 20, "it computes")
+        now = procfs.look(pid)
     assert now and now.main_cpu_s < now.cpu_s / 2
 
 
 def test_a_stopped_process(tmp_path: Path) -> None:
     with targets.running(tmp_path, targets.SPIN) as (pid, _, _):
         targets.stopped(pid)
-        now = proc.look(pid)
+        now = procfs.look(pid)
     assert now and now.state == "T"
 
 
 def test_dead_and_gone() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
-    wait_until(lambda: (now := proc.look(ended.pid)) and now.state == "Z", 20, "it has ended, and nobody has looked")
-    zombie = proc.look(ended.pid)
+    wait_until(lambda: (now := procfs.look(ended.pid)) and now.state == "Z", 20, "it has ended, and nobody has looked")
+    zombie = procfs.look(ended.pid)
     assert zombie and zombie.command.startswith("[python")
     ended.wait()
-    assert proc.look(ended.pid) is None
-    assert proc.environment(ended.pid) == {} and proc.workers(ended.pid) == [] and proc.family(ended.pid) == []
+    assert procfs.look(ended.pid) is None
+    assert procfs.environment(ended.pid) == {} and procfs.workers(ended.pid) == [] and procfs.family(ended.pid) == []
 
 
 def test_io_is_counted(tmp_path: Path) -> None:
     program = "import time\nprint('ready', flush=True)\nwhile True:\n    open(__file__).read(); time.sleep(0.01)\n"
     with targets.running(tmp_path, program) as (pid, _, _):
-        before = proc.look(pid)
+        before = procfs.look(pid)
         assert before and before.io_bytes is not None
-        wait_until(lambda: (now := proc.look(pid)) and (now.io_bytes or 0) > (before.io_bytes or 0) + 1000, 20, "it reads")
+        wait_until(lambda: (now := procfs.look(pid)) and (now.io_bytes or 0) > (before.io_bytes or 0) + 1000, 20, "it reads")
 
 
 def test_family_and_workers(tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ if __name__ == "__main__":
 """
     with targets.running(tmp_path, program) as (pid, _, said):
         forked, spawned, shell = map(int, said[1:])
-        wait_until(lambda: proc.family(shell), 20, "the shell's child")
-        family, workers = proc.family(pid), proc.workers(pid)
-        (sleep,) = proc.family(shell)
+        wait_until(lambda: procfs.family(shell), 20, "the shell's child")
+        family, workers = procfs.family(pid), procfs.workers(pid)
+        (sleep,) = procfs.family(shell)
     # The resource tracker, which the spawned child brings, is family but never has work.
     assert {forked, spawned, shell, sleep} < set(family) and len(family) == 5
     assert family.index(shell) < family.index(sleep)
@@ -98,24 +98,24 @@ if __name__ == "__main__":
 def test_who_goes_round_is_not_who_waits(tmp_path: Path) -> None:
     with targets.running(tmp_path, targets.LOCK) as (pid, _, _):
         targets.asleep(pid, "futex")
-        before = proc.turns(pid)
-        assert before > 0 and proc.turns(pid) == before
+        before = procfs.turns(pid)
+        assert before > 0 and procfs.turns(pid) == before
     with targets.running(tmp_path, "import time\nprint('ready', flush=True)\nwhile True:\n    time.sleep(0.01)\n") as (pid, _, _):
-        before = proc.turns(pid)
-        wait_until(lambda: proc.turns(pid) > before + 3, 20, "it goes round")
-    assert proc.turns(pid) == 0
+        before = procfs.turns(pid)
+        wait_until(lambda: procfs.turns(pid) > before + 3, 20, "it goes round")
+    assert procfs.turns(pid) == 0
 
 
 def test_environment(tmp_path: Path) -> None:
     with targets.running(tmp_path, targets.SPIN, env={"RANK": "3", "ODD": "a=b\nc"}) as (pid, _, _):
-        found = proc.environment(pid)
+        found = procfs.environment(pid)
     assert (found["RANK"], found["ODD"]) == ("3", "a=b\nc")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_what_is_not_ours_is_unknown() -> None:
-    init = proc.look(1)
-    assert init and init.io_bytes is None and proc.environment(1) == {}
+    init = procfs.look(1)
+    assert init and init.io_bytes is None and procfs.environment(1) == {}
 
 
 def test_tracing_is_allowed_with_and_without_yama() -> None:
@@ -130,6 +130,6 @@ def test_a_name_with_parentheses_and_spaces_is_read_right(tmp_path: Path) -> Non
     program = "import ctypes, signal\nctypes.CDLL(None).prctl(15, b'a) R 1 (', 0, 0, 0)\nprint('ready', flush=True)\nsignal.pause()\n"
     with targets.running(tmp_path, program) as (pid, _, _):
         targets.asleep(pid)
-        now = proc.look(pid)
+        now = procfs.look(pid)
         assert now and now.parent == os.getpid()
         os.kill(pid, signal.SIGKILL)

@@ -12,12 +12,12 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.unit import targets
-from training.watch import native, scripts, standstill
-from training.watch.finding import Finding
-from training.watch.scripts import ScriptWatch
-from training.watch.sight import proc, sampling, stacks
-from training.watch.sight.sampling import Course, Look, Sample
-from training.watch.sight.stacks import Frame, Stack, Thread
+from training.watchdog import heartbeat_watchdog, script_watchdog, stall_detector
+from training.watchdog.hang_report import Finding
+from training.watchdog.probes import procfs, sampling, stacks
+from training.watchdog.probes.sampling import Course, Look, Sample
+from training.watchdog.probes.stacks import Frame, Stack, Thread
+from training.watchdog.script_watchdog import ScriptWatch
 
 FLOOR_S = 0.8
 
@@ -58,8 +58,8 @@ def test_an_endless_loop(tmp_path: Path) -> None:
     said: list[str] = []
     with targets.ranks(tmp_path, "waits", "spins") as (pids, script):
         begin, found = time.monotonic(), watched(pids, 20 * FLOOR_S, said=said)
-        assert time.monotonic() - begin > scripts.SPIN_TIMES * FLOOR_S, "long work in one function looks the same"
-    assert len(said) <= 1 and all(standstill.LOOPS in text for text in said)
+        assert time.monotonic() - begin > script_watchdog.SPIN_TIMES * FLOOR_S, "long work in one function looks the same"
+    assert len(said) <= 1 and all(stall_detector.LOOPS in text for text in said)
     assert found and (found.kind, found.rank) == ("hang", 1)
     assert found.where and Path(found.where.rpartition(":")[0]) == script
     assert found.how.startswith(f"spins at {found.where} (spins), and holds the GIL")
@@ -68,7 +68,7 @@ def test_an_endless_loop(tmp_path: Path) -> None:
 def test_before_the_first_step_a_rank_that_computes_is_at_work(tmp_path: Path) -> None:
     said: list[str] = []
     with targets.ranks(tmp_path, "waits", "spins") as (pids, _):
-        assert watched(pids, (scripts.SPIN_TIMES + 2.5) * FLOOR_S, said=said, trains=False) is None
+        assert watched(pids, (script_watchdog.SPIN_TIMES + 2.5) * FLOOR_S, said=said, trains=False) is None
     assert len(said) <= 1 and all("no step has been printed yet, so this is taken for work" in text for text in said)
 
 
@@ -92,7 +92,7 @@ def test_a_rank_that_works_while_the_other_waits_is_no_hang(tmp_path: Path, role
 def test_a_write_that_never_returns_is_a_hang_only_after_long(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "saves", "waits") as (pids, script):
         begin, found = time.monotonic(), stuck(pids)
-        assert time.monotonic() - begin > scripts.ALONE_TIMES * FLOOR_S
+        assert time.monotonic() - begin > script_watchdog.ALONE_TIMES * FLOOR_S
     assert (found.kind, found.rank, found.where) == ("hang", 0, f"{script}:{targets.line_of(script, 'os.write(', 'saves')}")
 
 
@@ -125,7 +125,7 @@ def test_a_stopped_rank_is_told_and_then_found(tmp_path: Path) -> None:
         targets.stopped(pids[0])
         found = watched(pids, 20 * FLOOR_S, said=said)
     assert found and (found.kind, found.rank) == ("stopped", 0)
-    assert found.how == f"is stopped (SIGSTOP); go on: kill -CONT {pids[0]}" and found.since_s >= native.STOPPED_S
+    assert found.how == f"is stopped (SIGSTOP); go on: kill -CONT {pids[0]}" and found.since_s >= heartbeat_watchdog.STOPPED_S
     assert said == [f"rank 0 (pid {pids[0]}) is stopped by SIGSTOP; go on: kill -CONT {pids[0]}"]
 
 
@@ -153,7 +153,7 @@ def test_a_single_rank_may_wait_as_long_as_it_likes(tmp_path: Path, role: str) -
 def test_a_loader_whose_worker_is_stuck(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "loads", "waits") as (pids, script):
         found = stuck(pids)
-        (worker,) = proc.workers(pids[0])
+        (worker,) = procfs.workers(pids[0])
         place = f"{script}:{targets.line_of(script, 'lock.acquire()', 'stuck_in_the_dataset')}"
         assert (found.kind, found.rank, found.where) == ("hang", 0, place)
         how = f"waits for its data-loader worker (pid {worker}), which stands at {place} (stuck_in_the_dataset)"
@@ -188,9 +188,9 @@ def test_a_rank_that_goes_on_in_the_middle_of_the_silence(tmp_path: Path) -> Non
 def test_looks_that_take_long_are_as_good() -> None:
     """On a busy machine a look takes longer than the window in which three of them should fall."""
     samples = [Sample(at, {}) for at in (1.0, 1.5, 2.0, 2.5)]
-    assert scripts.last(samples, 0.6) == samples[1:]
-    assert scripts.last(samples, 1.2) == samples[1:] and scripts.last(samples, 1.5) == samples
-    assert scripts.last(samples, 5.0) == [] and scripts.last(samples[:2], 0.6) == []
+    assert script_watchdog.last(samples, 0.6) == samples[1:]
+    assert script_watchdog.last(samples, 1.2) == samples[1:] and script_watchdog.last(samples, 1.5) == samples
+    assert script_watchdog.last(samples, 5.0) == [] and script_watchdog.last(samples[:2], 0.6) == []
 
 
 def test_zero_is_never(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ class Clock:
 
 def test_patience_follows_the_silences_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(scripts, "time", clock)
+    monkeypatch.setattr(script_watchdog, "time", clock)
     watch = ScriptWatch(3.0)
     clock.now += 40  # imports
     watch.output()
@@ -238,7 +238,7 @@ def test_patience_follows_the_silences_so_far(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_machine_that_was_asleep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(scripts, "time", clock)
+    monkeypatch.setattr(script_watchdog, "time", clock)
     watch = ScriptWatch(3.0)
     clock.now += 1000  # nobody called look(): we were stopped ourselves
     assert watch.look({0: os.getpid()}) is None
@@ -247,7 +247,7 @@ def test_a_machine_that_was_asleep(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 # What can not be made here: uninterruptible I/O, a GPU, other machines.
 MINE, LIBRARY = Frame("/home/me/train.py", 7, "step"), "/u/lib/python3.11/site-packages/torch"
-PROCESS = proc.Process(1, 0, "S", "python train.py", 10.0, 10.0, 1000, "futex_wait")
+PROCESS = procfs.Process(1, 0, "S", "python train.py", 10.0, 10.0, 1000, "futex_wait")
 
 
 def look(*frames: Frame, gpu: bool = False, holds_gil: bool = False, **facts: object) -> Look:
@@ -257,7 +257,7 @@ def look(*frames: Frame, gpu: bool = False, holds_gil: bool = False, **facts: ob
 
 def judged(*pairs: tuple[Look, Look], elsewhere: bool = False, alone: bool = False, written: int = 0) -> Finding | str:
     samples = [Sample(float(at), {rank: pair[at] for rank, pair in enumerate(pairs)}, at * written) for at in (0, 1)]
-    return standstill.judge(samples, {}, elsewhere=elsewhere, alone=alone)
+    return stall_detector.judge(samples, {}, elsewhere=elsewhere, alone=alone)
 
 
 def reduce(**facts: object) -> Look:
@@ -350,13 +350,13 @@ def test_a_look_that_fails_is_told_and_the_next_one_comes(monkeypatch: pytest.Mo
     def refused(pids: object) -> Sample:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(scripts, "take", refused)
+    monkeypatch.setattr(script_watchdog, "take", refused)
     watch._examine(watch._samples, {0: 1}, {}, 2.0, 1.0, False)
     for _ in range(3):
         assert watch._told(2.0, 1.0, False) is None
     assert said == ["no hang can be found: the looks themselves fail: PermissionError: [Errno 1] Operation not permitted"]
     waiting = Sample(1.0, {0: reduce()})
-    monkeypatch.setattr(scripts, "take", lambda pids: waiting)
+    monkeypatch.setattr(script_watchdog, "take", lambda pids: waiting)
     watch._examine(watch._samples, {0: 1}, {}, 2.0, 1.0, False)
     assert watch._verdict and watch._verdict[1] == "not looked at for long enough"
 
@@ -364,10 +364,10 @@ def test_a_look_that_fails_is_told_and_the_next_one_comes(monkeypatch: pytest.Mo
 def test_what_may_be_an_endless_loop_is_told_before_it_is_ended() -> None:
     said: list[str] = []
     watch = ScriptWatch(1.0, say=said.append)
-    watch._verdict = (watch._samples, f"{standstill.LOOPS}rank 0 is at train.py:7 (count)")
-    watch._loops, watch._training = scripts.SPIN_LOOKS - 1, True
+    watch._verdict = (watch._samples, f"{stall_detector.LOOPS}rank 0 is at train.py:7 (count)")
+    watch._loops, watch._training = script_watchdog.SPIN_LOOKS - 1, True
     assert watch._told(2.0, 1.0, False) is None and said == [], "a few looks may find the same by accident"
-    watch._loops = scripts.SPIN_LOOKS
+    watch._loops = script_watchdog.SPIN_LOOKS
     for _ in range(3):
         assert watch._told(2.0, 1.0, False) is None
     assert said == [
@@ -378,7 +378,7 @@ def test_what_may_be_an_endless_loop_is_told_before_it_is_ended() -> None:
 
 def test_many_stacks_in_a_row_end_when_they_are_no_longer_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(scripts, "time", clock)
+    monkeypatch.setattr(script_watchdog, "time", clock)
     watch, asked = ScriptWatch(1.0), []
 
     def dump(pids: list[int], seconds: float) -> dict[int, str]:

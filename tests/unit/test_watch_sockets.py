@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from training.watch.sight import sockets
+from training.watchdog.probes import sockets
 
 
 def exchange(family: socket.AddressFamily, host: str) -> None:

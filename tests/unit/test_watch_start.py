@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from tests.conftest import wait_until
-from training.heartbeat import Heartbeat, read_all
-from training.launch.team import Team
-from training.rundir import RunDir
-from training.watch import native, ranks
-from training.watch.finding import DESYNC, HANG, STOPPED, UNEVEN, Finding
-from training.watch.scripts import ScriptWatch
-from training.watch.sight import collectives, proc, stacks
-from training.watch.sight.collectives import Call
-from training.watch.start import RanksWatch
+from training.core.heartbeat import Heartbeat, read_all
+from training.core.rundir import RunDir
+from training.launcher.local_ranks import Team
+from training.watchdog import discovery, heartbeat_watchdog
+from training.watchdog.hang_report import DESYNC, HANG, STOPPED, UNEVEN, Finding
+from training.watchdog.probes import flight_recorder, procfs, stacks
+from training.watchdog.probes.flight_recorder import Call
+from training.watchdog.script_watchdog import ScriptWatch
+from training.watchdog.start import RanksWatch
 
 PLAN: dict[str, Any] = {"config": {"hang_timeout": 3}, "compile": {"value": False}, "ranks": 2}
 SCRIPT = {"script": {"path": "main.py"}}
@@ -41,7 +41,7 @@ def test_an_error_of_the_watch_turns_it_off_for_a_while(
     clock = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     watch = RanksWatch(run, PLAN, Team(range(2), 2))
-    monkeypatch.setattr(native.Watch, "look", lambda self, pids: 1 / 0)
+    monkeypatch.setattr(heartbeat_watchdog.Watch, "look", lambda self, pids: 1 / 0)
     for off_s in (60, 120, 240, 480):
         assert watch.look({0: os.getpid()}, {}) is None
         said = capsys.readouterr().err
@@ -60,9 +60,9 @@ def test_an_error_that_passes_is_forgotten(run: RunDir, monkeypatch: pytest.Monk
     clock, found = [1000.0], Finding(HANG, 0, None, "stands", {}, {}, 4.0)
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     watch = RanksWatch(run, PLAN, Team(range(2), 2))
-    monkeypatch.setattr(native.Watch, "look", lambda self, pids: 1 / 0)
+    monkeypatch.setattr(heartbeat_watchdog.Watch, "look", lambda self, pids: 1 / 0)
     assert watch.look({0: os.getpid()}, {}) is None
-    monkeypatch.setattr(native.Watch, "look", lambda self, pids: found)
+    monkeypatch.setattr(heartbeat_watchdog.Watch, "look", lambda self, pids: found)
     assert watch.look({0: os.getpid()}, {}) is None
     clock[0] += 61
     assert watch.look({0: os.getpid()}, {}) is found
@@ -72,7 +72,7 @@ def test_no_error_escapes_elsewhere(run: RunDir, monkeypatch: pytest.MonkeyPatch
     beat = Heartbeat(run.heartbeat(0), 0)
     beat.beat("fetch")
     (read,) = read_all(run.heartbeats, range(1))
-    monkeypatch.setattr(native.Watch, "patience_s", lambda self, beat: 1 / 0)
+    monkeypatch.setattr(heartbeat_watchdog.Watch, "patience_s", lambda self, beat: 1 / 0)
     watch = RanksWatch(run, PLAN, Team(range(2), 2))
     assert watch.patience_s(read) == 0.0 and "ZeroDivisionError" in capsys.readouterr().err
     assert watch.patience_s(read) == 0.0 and capsys.readouterr().err == ""
@@ -88,7 +88,7 @@ def test_ranks_of_torchrun_that_come_late_and_leave_early(run: RunDir, monkeypat
     monkeypatch.setattr(ScriptWatch, "look", lambda self, pids, ended: seen.append((pids, ended)))
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as leaves:
         there = {1: os.getpid()}
-        monkeypatch.setattr(ranks, "below", lambda pid: asked.append(pid) or dict(there))
+        monkeypatch.setattr(discovery, "below", lambda pid: asked.append(pid) or dict(there))
         watch = RanksWatch(run, PLAN | SCRIPT, Team(range(2), 2))
         watch.look({None: 7}, {})
         there[0] = leaves.pid
@@ -111,10 +111,10 @@ def test_who_waits_for_another_machine_is_excused_until_that_has_ended(run: RunD
     Heartbeat(run.heartbeat(0), 0).beat("barrier: end of training")
     seen = [SimpleNamespace(rank=0, beat=b, process=SimpleNamespace(gone=False)) for b in read_all(run.heartbeats)]
     found = Finding(HANG, None, None, "all ranks wait for each other", {}, {}, 70.0)
-    monkeypatch.setattr(native.Watch, "_overdue", lambda self, beats, pids: beats)
-    monkeypatch.setattr(native.evidence, "gather", lambda *_: seen)
-    monkeypatch.setattr(native.evidence, "texts", lambda *_: {})
-    monkeypatch.setattr(native.judge, "judge", lambda *_: found)
+    monkeypatch.setattr(heartbeat_watchdog.Watch, "_overdue", lambda self, beats, pids: beats)
+    monkeypatch.setattr(heartbeat_watchdog.evidence, "gather", lambda *_: seen)
+    monkeypatch.setattr(heartbeat_watchdog.evidence, "texts", lambda *_: {})
+    monkeypatch.setattr(heartbeat_watchdog.judge, "judge", lambda *_: found)
     watch = RanksWatch(run, PLAN | {"config": {"hang_timeout": 0.01}}, Team(range(1), 2))
     assert watch.look({0: os.getpid()}, {}) is None
     watch.elsewhere_ended()
@@ -125,7 +125,7 @@ def test_a_healthy_rank_is_no_finding_and_zero_turns_it_off(run: RunDir) -> None
     for rank in range(2):
         Heartbeat(run.heartbeat(rank), rank).beat("fetch")
     assert RanksWatch(run, PLAN, Team(range(2), 2)).look({0: os.getpid(), 1: os.getpid()}, {}) is None
-    off = native.Watch(run, PLAN | {"config": {"hang_timeout": 0}}, range(2))
+    off = heartbeat_watchdog.Watch(run, PLAN | {"config": {"hang_timeout": 0}}, range(2))
     assert off.look({0: os.getpid()}) is None
 
 
@@ -148,7 +148,7 @@ def idle() -> Iterator[int]:
         process.communicate(b"\n")
 
 
-def looks(watch: native.Watch, pids: dict[int, int], clock: list[float], seconds: float) -> Finding | None:
+def looks(watch: heartbeat_watchdog.Watch, pids: dict[int, int], clock: list[float], seconds: float) -> Finding | None:
     """As the supervisor's loop looks."""
     end = clock[0] + seconds
     while clock[0] < end:
@@ -160,7 +160,7 @@ def looks(watch: native.Watch, pids: dict[int, int], clock: list[float], seconds
 
 def test_a_rank_that_never_comes_is_awaited_and_then_named(run: RunDir, clock: list[float], idle: int) -> None:
     Heartbeat(run.heartbeat(0), 0).beat("meeting the other ranks")
-    watch = native.Watch(run, PLAN, range(2))
+    watch = heartbeat_watchdog.Watch(run, PLAN, range(2))
     pids = {0: os.getpid(), 1: idle}
     assert looks(watch, pids, clock, 300) is None
     assert watch.look(pids) is None, "not in one look"
@@ -173,7 +173,7 @@ def test_a_rank_that_was_seen_is_never_absent(run: RunDir, clock: list[float], c
     """Its heartbeat cannot be read after five minutes: once, or for long."""
     for rank in range(2):
         Heartbeat(run.heartbeat(rank), rank).beat("meeting the other ranks")
-    watch, pids = native.Watch(run, PLAN, range(2)), {0: os.getpid(), 1: idle}
+    watch, pids = heartbeat_watchdog.Watch(run, PLAN, range(2)), {0: os.getpid(), 1: idle}
     assert looks(watch, pids, clock, 290) is None
     run.heartbeat(1).rename(run.path / "away")
     assert looks(watch, pids, clock, 50) is None and capsys.readouterr().err == ""
@@ -189,7 +189,7 @@ def test_a_rank_of_torchrun_that_cannot_be_read_leaves_no_verdict_on_the_others(
         for writer.step in (1, 9):
             writer.beat("backward" if rank else "fetch")
     watch, looked = RanksWatch(run, PLAN, Team(range(2), 2)), []
-    monkeypatch.setattr(native.Watch, "_examine", lambda self, *facts: looked.append(facts))
+    monkeypatch.setattr(heartbeat_watchdog.Watch, "_examine", lambda self, *facts: looked.append(facts))
     for _ in range(8):
         watch.look({None: os.getpid()}, {})
         clock[0] += 0.5
@@ -205,21 +205,21 @@ def test_a_rank_of_torchrun_that_cannot_be_read_leaves_no_verdict_on_the_others(
 def test_a_rank_without_a_heartbeat_that_works_is_on_its_way(
     run: RunDir, clock: list[float], capsys: pytest.CaptureFixture[str], idle: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = proc.look(idle)
+    real = procfs.look(idle)
     assert real
-    monkeypatch.setattr(proc, "look", lambda pid: dataclasses.replace(real, cpu_s=0.2 * clock[0]))
-    watch = native.Watch(run, PLAN, range(1))
+    monkeypatch.setattr(procfs, "look", lambda pid: dataclasses.replace(real, cpu_s=0.2 * clock[0]))
+    watch = heartbeat_watchdog.Watch(run, PLAN, range(1))
     assert looks(watch, {0: idle}, clock, 1400) is None
     assert capsys.readouterr().err.count("slow, not stuck") == 1
     assert looks(watch, {0: idle}, clock, 200)
 
 
-def overdue(run: RunDir, clock: list[float], idle: int) -> native.Watch:
+def overdue(run: RunDir, clock: list[float], idle: int) -> heartbeat_watchdog.Watch:
     """Rank 0 is in a forward pass; what is found when it is examined is a hang."""
     writer = Heartbeat(run.heartbeat(0), 0)
     for writer.step in (1, 9):
         writer.beat("forward")
-    watch = native.Watch(run, PLAN | {"ranks": 1}, range(1))
+    watch = heartbeat_watchdog.Watch(run, PLAN | {"ranks": 1}, range(1))
     assert watch.look({0: idle}) is None
     return watch
 
@@ -227,7 +227,7 @@ def overdue(run: RunDir, clock: list[float], idle: int) -> native.Watch:
 def test_time_in_which_a_rank_gets_no_core_does_not_count(
     run: RunDir, clock: list[float], idle: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(proc, "queued", lambda pid: {1: 0.9 * clock[0], 2: 0.0})
+    monkeypatch.setattr(procfs, "queued", lambda pid: {1: 0.9 * clock[0], 2: 0.0})
     monkeypatch.setattr(stacks, "dump", lambda pids, seconds: {})
     watch, began = overdue(run, clock, idle), clock[0]
     while clock[0] < began + 9 and watch.look({0: idle}) is None:
@@ -257,8 +257,8 @@ def test_a_rank_that_is_continued_after_a_stop_is_no_finding(
         writer = Heartbeat(run.heartbeat(rank), rank)
         for writer.step in (1, 9):
             writer.beat("forward")
-    watch = native.Watch(run, PLAN, range(2))
-    monkeypatch.setattr(native.Watch, "_look_for_stopped", lambda self, pids, now: 0)
+    watch = heartbeat_watchdog.Watch(run, PLAN, range(2))
+    monkeypatch.setattr(heartbeat_watchdog.Watch, "_look_for_stopped", lambda self, pids, now: 0)
     monkeypatch.setattr(stacks, "dump", lambda pids, seconds: {})
     assert watch.look({0: idle, 1: os.getpid()}) is None
 
@@ -266,7 +266,7 @@ def test_a_rank_that_is_continued_after_a_stop_is_no_finding(
 def test_a_script_is_also_seen_by_what_its_ranks_have_called(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = RanksWatch(run, PLAN | SCRIPT, Team(range(2), 2))
     said = {0: [Call("0", 7, "barrier", "")], 1: [Call("0", 7, "all_reduce", "float [9]")]}
-    monkeypatch.setattr(collectives, "read", lambda folder, rank: said[rank])
+    monkeypatch.setattr(flight_recorder, "read", lambda folder, rank: said[rank])
     waits = Finding(HANG, 0, "main.py:3", "stands", {1: "waits"}, {}, 4.0)
     found = watch._compared(waits, said)
     assert (found.kind, found.rank, found.where) == (DESYNC, None, None)
@@ -289,8 +289,8 @@ def test_a_job_that_was_frozen_is_given_its_time_again(run: RunDir, monkeypatch:
     writer.beat("fetch")
     writer.step = 9
     writer.beat("forward")
-    watch = native.Watch(run, PLAN | {"ranks": 1}, range(1))
-    monkeypatch.setattr(native.Watch, "_examine", lambda self, *facts: looked.append(clock[0]))
+    watch = heartbeat_watchdog.Watch(run, PLAN | {"ranks": 1}, range(1))
+    monkeypatch.setattr(heartbeat_watchdog.Watch, "_examine", lambda self, *facts: looked.append(clock[0]))
     watch.look({0: os.getpid()})
     clock[0] += 500
     watch.look({0: os.getpid()})

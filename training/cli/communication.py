@@ -1,4 +1,4 @@
-"""python lib/run_module.py training.communication RANKS [--device=auto|cpu|cuda] [--limit=20]
+"""python lib/run_module.py training.cli.communication RANKS [--device=auto|cpu|cuda] [--limit=20]
 
 Starts so many ranks on this machine, as a run would, and lets them talk: they meet, add up and broadcast data that is checked
 element by element, and measure. Some seconds.
@@ -17,16 +17,16 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from training import amounts, console
-from training import command as program
-from training.asked import MAX_RANKS
-from training.communication import stages, verdicts
-from training.communication.result import command
-from training.communication.run import BACKENDS, run
 from training.config import flags
 from training.config.schema import Config
-from training.errors import Exit, Problem, UserError
-from training.host import decide, gpus, preflight, torch_build, variables
+from training.core import log, units
+from training.core.errors import Exit, Problem, UserError
+from training.host import decisions, env_vars, gpus, p2p_cache, program, torch_build
+from training.launcher.communication import stages
+from training.launcher.communication.result import command
+from training.launcher.communication.run import BACKENDS, run
+from training.plan import preflight
+from training.plan.cli_args import MAX_RANKS
 
 DEVICES = ("auto", "cpu", "cuda")
 LONGEST_S = 3600
@@ -70,7 +70,7 @@ def parse(argv: list[str]) -> Options:
         options.ranks = int(positional[0])
     elif not options.help:
         given = f"the number of ranks is {' '.join(positional)!r}" if positional else "the number of ranks is missing"
-        fix = "python lib/run_module.py training.communication 2"
+        fix = "python lib/run_module.py training.cli.communication 2"
         options.problems.append(Problem(given, f"one whole number from 1 to {MAX_RANKS}", [fix]))
     if options.problems:
         raise UserError(options.problems)
@@ -85,19 +85,19 @@ def plan(options: Options) -> dict[str, Any]:
     """What the test needs of a plan, for so many ranks on this machine. Raises UserError when they have no GPUs."""
     machine = gpus.look(os.environ) if options.device != "cpu" else gpus.Machine((), "not asked")
     torch = torch_build.installed()
-    device = decide.device(Config(device=options.device), options.ranks, machine, torch)
+    device = decisions.device(Config(device=options.device), options.ranks, machine, torch)
     have = len(machine.gpus)
     problem = None
     if device.value == "cuda" and have < options.ranks:
-        problem = f"{amounts.plural(options.ranks, 'GPU is', 'GPUs are')} needed, {have} visible: {machine.reason}"
+        problem = f"{units.plural(options.ranks, 'GPU is', 'GPUs are')} needed, {have} visible: {machine.reason}"
     elif device.value == "cuda" and torch and torch.cuda is None:
         problem = f"torch {torch.version} is built for the CPU only: it can not use a GPU"
     if problem:
         raise UserError(Problem(problem, "", [command(options.ranks, "cpu")]), Exit.RESOURCES)
-    chosen = variables.choose(os.environ, device=device.value, ranks=options.ranks, local_ranks=options.ranks, debug=False)
+    chosen = env_vars.choose(os.environ, device=device.value, ranks=options.ranks, local_ranks=options.ranks, debug=False)
     used = machine.gpus[: options.ranks] if device.value == "cuda" else ()
     version = torch.version if torch else None
-    chosen += verdicts.variables([g.uuid for g in used], machine.driver, version, os.environ)
+    chosen += p2p_cache.variables([g.uuid for g in used], machine.driver, version, os.environ)
     return {
         "local_ranks": options.ranks,
         "device": device.record(),
@@ -118,13 +118,13 @@ def main(argv: list[str]) -> int:
         made = plan(options)
         device = made["device"]
         count = f"{options.ranks} rank{'s' if options.ranks > 1 else ''}"
-        console.info(f"communication test: {count} on {device['value']} ({device['reason']}) by {BACKENDS[device['value']]}")
+        log.info(f"communication test: {count} on {device['value']} ({device['reason']}) by {BACKENDS[device['value']]}")
         result = run(made, options.limit_s)
     except UserError as error:
-        console.report(error, closing="nothing was tested")
+        log.report(error, closing="nothing was tested")
         return int(error.code)
     except KeyboardInterrupt:
-        console.warning("Ctrl-C: stopped, nothing is left behind")
+        log.warning("Ctrl-C: stopped, nothing is left behind")
         return int(Exit.INTERRUPTED)
     checks = result.checks()
     print(preflight.table([c.record() for c in checks]).rstrip("\n"))

@@ -1,7 +1,7 @@
 """What went wrong: the cause, the rank that failed first, the proof and what to do, from any log of a training.
 
-Usage: python -m training.diagnose LOG… [--json] [--lang=en|zh]
-       python -m training.diagnose RUN --report-issue[=FILE]
+Usage: python -m training.cli.diagnose LOG… [--json] [--lang=en|zh]
+       python -m training.cli.diagnose RUN --report-issue[=FILE]
 
 LOG is a text file (any encoding, packed with gzip, alive or ended, of any launcher), a folder of per-rank logs, a run
 directory, or - for standard input. Several are one run. Without LOG: the newest run below experiments/.
@@ -24,14 +24,14 @@ import signal
 import sys
 from pathlib import Path
 
-from training import console, rundir
+from training.core import log, rundir
+from training.core.errors import Exit, Problem, UserError
 from training.diagnose import bundle, card, source
-from training.diagnose.catalogue import LANGUAGES
 from training.diagnose.result import diagnose
-from training.errors import Exit, Problem, UserError
+from training.diagnose.signatures import LANGUAGES
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
-COMMAND = "python -m training.diagnose"
+COMMAND = "python -m training.cli.diagnose"
 TAKES_VALUE = {"json": False, "lang": True, "report-issue": False, "help": False}
 
 
@@ -76,17 +76,15 @@ def main(argv: list[str]) -> int:
             print(f"{made}: read it before you attach it; it holds no keys, names or home folders that we know of")
             return int(Exit.DONE)
     except UserError as error:
-        console.report(error, closing="nothing was diagnosed")
+        log.report(error, closing="nothing was diagnosed")
         return int(error.code)
     except OSError as error:
-        console.report(
-            UserError(Problem(f"{error.filename or 'a log'} can not be read: {error.strerror}")), closing="nothing was diagnosed"
-        )
+        log.report(UserError(Problem(f"{error.filename or 'a log'} can not be read: {error.strerror}")), closing="nothing was diagnosed")
         return int(Exit.CONFIG)
     try:
         print(json.dumps(record, ensure_ascii=False, indent=1) if wanted.json else card.draw(record, spoken), flush=True)
     except OSError as error:
-        console.report(UserError(Problem(f"the answer can not be written: {error.strerror}")), closing="nothing was said")
+        log.report(UserError(Problem(f"the answer can not be written: {error.strerror}")), closing="nothing was said")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer would fail once more at the end
         return int(Exit.RESOURCES)
     return int(Exit.DONE)

@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from training import amounts, console
 from training.config.batch import Batch
-from training.errors import Exit
-from training.host import preflight
-from training.host.fit import suggestions
-from training.host.memory import Estimate, Load, estimate, gib
-from training.host.preflight import issue, versions
-from training.launch.place import RANK
-from training.request import Launch
+from training.core import log, units
+from training.core.errors import Exit
+from training.host.placement import RANK
+from training.plan import preflight
+from training.plan.preflight import bug_report, versions
+from training.plan.request import Launch
+from training.tasks.gpt.memory import Estimate, Load, estimate, gib
+from training.tasks.gpt.memory_fit import suggestions
 
 SCHEMA_VERSION = 1
 FITS, TIGHT, TOO_LARGE, UNKNOWN = "fits", "tight", "does not fit", "unknown"
@@ -93,9 +93,9 @@ class Step:
 
 
 def measure(load: Load) -> Measured:
-    """Raises training.tasks.gpt.measure.Unavailable when this torch can not."""
+    """Raises training.tasks.gpt.fake_memory.Unavailable when this torch can not."""
     started = time.perf_counter()
-    from training.tasks.gpt.measure import peak
+    from training.tasks.gpt.fake_memory import peak
 
     fake = peak(load)
     same = estimate(replace(load, compiled=False, cuda=False))
@@ -103,9 +103,9 @@ def measure(load: Load) -> Measured:
 
 
 def memory(load: Load, room: int | None) -> Step:
-    from training.tasks.gpt.measure import Unavailable
+    from training.tasks.gpt.fake_memory import Unavailable
 
-    console.info("measuring the memory of a step by fake tensors")
+    log.info("measuring the memory of a step by fake tensors")
     try:
         return Step(load, room, measure(load))
     except Unavailable as error:
@@ -134,13 +134,13 @@ def sentence(total: int, room: int | None) -> str:
 def communication(request: Launch, plan: dict[str, Any], checks: list[preflight.Check]) -> list[preflight.Check]:
     """The lines of the communication test between the ranks of this machine; `checks`: what was found before it, for it need not
     be tried where GPUs are missing. Ranks that something else has started, or that another Python runs, are not ours to start."""
-    from training.communication.run import run
+    from training.launcher.communication.run import run
 
     unusable = any(c.status == preflight.ERROR and c.name in ("GPUs", "torch") for c in checks)
     if unusable or plan["place"]["kind"] == RANK or plan.get("script", {}).get("python", sys.executable) != sys.executable:
         return []
     if plan["local_ranks"] > 1:
-        console.info(f"communication test between {amounts.plural(plan['local_ranks'], 'rank')}")
+        log.info(f"communication test between {units.plural(plan['local_ranks'], 'rank')}")
     return run(plan).checks()
 
 
@@ -165,7 +165,7 @@ class Report:
         """What comes after the plan and the table of checks."""
         lines = ["", f"checked in {self.seconds:.2f} s"]
         lines += ["", "Memory of a step, per rank", *(f"  {line}" for line in self.step.lines())] if self.step else []
-        block = issue.block(self.plan, self.checks, self.versions, self.step.verdict if self.step else "")
+        block = bug_report.block(self.plan, self.checks, self.versions, self.step.verdict if self.step else "")
         return "\n".join([*lines, "", "To paste into an issue (no names, no keys in it):", "", block])
 
     def json(self) -> str:

@@ -1,7 +1,7 @@
 """'Are all my ranks training?' – answered for a job that runs, from outside; the job needs nothing for it and is not stopped.
 
-    python -m training.inspect [RUN]          a run directory, or the name of a run; nothing or 'latest': the newest run
-    python -m training.inspect --pid=PID      any process of any training: torchrun, a rank, a data-loader worker of one
+    python -m training.cli.inspect [RUN]          a run directory, or the name of a run; nothing or 'latest': the newest run
+    python -m training.cli.inspect --pid=PID      any process of any training: torchrun, a rank, a data-loader worker of one
         --json              one JSON object
         --watch[=SECONDS]   again and again, every 10 s, until Ctrl-C or the end of the job
 
@@ -19,11 +19,11 @@ import signal
 import sys
 import time
 
-from training import console
-from training.errors import Exit, UserError
-from training.inspect import answer, options, show
-from training.inspect.answer import HAS_ENDED, Report
-from training.inspect.options import Options
+from training.core import log
+from training.core.errors import Exit, UserError
+from training.monitor.health import health, options, render
+from training.monitor.health.health import HAS_ENDED, Report
+from training.monitor.health.options import Options
 
 
 def main(argv: list[str]) -> int:
@@ -34,13 +34,13 @@ def main(argv: list[str]) -> int:
             return int(Exit.DONE)
         run = options.find(chosen.run) if chosen.pid is None else None
         while True:
-            report = answer.of_run(run) if run else answer.of_process(chosen.pid or 0)
+            report = health.of_run(run) if run else health.of_process(chosen.pid or 0)
             _print(report, chosen)
             if chosen.every_s is None or report.answer == HAS_ENDED:
                 return int(report.code)
             time.sleep(chosen.every_s)
     except UserError as error:
-        console.report(error, closing="nothing was looked into")
+        log.report(error, closing="nothing was looked into")
         return int(error.code)
     except KeyboardInterrupt:
         return int(Exit.INTERRUPTED)
@@ -48,13 +48,13 @@ def main(argv: list[str]) -> int:
 
 def _print(report: Report, chosen: Options) -> None:
     if chosen.json:
-        print(json.dumps(show.record(report), indent=None if chosen.every_s else 1), flush=True)
+        print(json.dumps(render.record(report), indent=None if chosen.every_s else 1), flush=True)
         return
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
-    colour = console.colourful(sys.stdout)
+    colour = log.colourful(sys.stdout)
     if chosen.every_s is not None:
         print("\x1b[H\x1b[2J" if colour else "", end="" if colour else "\n")
-    print("\n".join(show.screen(report, colour=colour)), flush=True)
+    print("\n".join(render.screen(report, colour=colour)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python lib/run_module.py training.monitor [--log=FILE | --run=DIR | --all] [--interval=3] …`: see monitor_training.sh."""
+"""`python lib/run_module.py training.cli.monitor [--log=FILE | --run=DIR | --all] [--interval=3] …`: see monitor_training.sh."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 
-from training import console, runs
-from training.errors import Exit, Problem, UserError
+from training.core import find_run
+from training.core import log as console
+from training.core.errors import Exit, Problem, UserError
 from training.monitor import options, screen, state
 from training.monitor.options import Options
 from training.monitor.state import Source, State
@@ -44,13 +45,13 @@ def main(argv: list[str]) -> int:
 def _source(chosen: Options) -> Source:
     """What to look at. Raises UserError."""
     if chosen.all:
-        from training.monitor.fleet import Fleet
+        from training.monitor.run_list import Fleet
 
-        return Fleet(runs.ROOT / runs.EXPERIMENTS)
-    run, log = options.find(chosen, runs.ROOT)
+        return Fleet(find_run.ROOT / find_run.EXPERIMENTS)
+    run, log = options.find(chosen, find_run.ROOT)
     if run is not None:
         return state.Watch(run, log)
-    from training.monitor.foreign.watch import LogWatch
+    from training.monitor.log_parsers.watch import LogWatch
 
     assert log is not None
     return LogWatch(log)
@@ -95,9 +96,9 @@ def _only_look(source: Source) -> State:
 def _screen(seen: State, view: screen.View) -> list[str]:
     if "runs" not in seen:
         return screen.screen(seen, view)
-    from training.monitor import fleet
+    from training.monitor import run_list
 
-    return fleet.screen(seen, view)
+    return run_list.screen(seen, view)
 
 
 def _reader(chosen: Options, source: Source) -> Callable[[], list[State]]:
@@ -117,7 +118,7 @@ def _reader(chosen: Options, source: Source) -> Callable[[], list[State]]:
 def _newer(shown: Source) -> state.Watch | None:
     """The newest run, when it is another one."""
     assert isinstance(shown, state.Watch)
-    run = runs.newest(shown.run.path.parent)
+    run = find_run.newest(shown.run.path.parent)
     return state.Watch(run) if run and run.path != shown.run.path else None
 
 

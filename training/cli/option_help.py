@@ -8,7 +8,7 @@ from typing import Any
 from training import tasks
 from training.config.flags import ACTIONS
 from training.config.schema import FIELDS, GROUPS, VIDEO, Known, kind
-from training.errors import EXIT_MEANING
+from training.core.errors import EXIT_MEANING
 
 
 def option_lines() -> list[str]:

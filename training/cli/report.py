@@ -1,4 +1,4 @@
-"""`python -m training.report RUN… [--out=FILE] [--lang=en|zh] [--quiet]`: one run, or the comparison of several, as one HTML file.
+"""`python -m training.cli.report RUN… [--out=FILE] [--lang=en|zh] [--quiet]`: one run, or the comparison of several, as one HTML file.
 
 RUN is a run directory, its name in experiments/, or latest. Without --out the page of one run is <run>/report.html, a comparison is
 experiments/comparison_<names>.html. --lang: of the failure card; --quiet: the path is not said.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 
-from training import command
-from training.errors import Exit, Problem, UserError
+from training.core.errors import Exit, Problem, UserError
+from training.host import program
 
 
 def main(argv: list[str]) -> int:
@@ -21,28 +21,28 @@ def main(argv: list[str]) -> int:
 
 def _main(argv: list[str]) -> int:
     # Imported here, where Ctrl-C is no traceback.
-    from training import console, rundir
+    from training.core import log, rundir
     from training.diagnose import card
-    from training.report import draw, options
+    from training.monitor.report import chart_render, options
 
     try:
         chosen = options.parse(argv)
         if chosen.help:
             print(__doc__)
             return int(Exit.DONE)
-        draw.warm_up()
-        from training.report import compare, run, single
+        chart_render.warm_up()
+        from training.monitor.report import compare_page, run, run_page
 
         seen = [run.look(folder) for folder in chosen.runs]
         spoken = chosen.lang or card.language()
-        page = single.page(seen[0], spoken) if len(seen) == 1 else compare.page(seen, spoken)
+        page = run_page.page(seen[0], spoken) if len(seen) == 1 else compare_page.page(seen, spoken)
         try:
             rundir.write_bytes(chosen.out, page.html().encode("utf-8", "replace"))
         except OSError as error:
             said = f"{chosen.out} can not be written: {error.strerror}"
             raise UserError(Problem(said, "a file that can be written", [f"{options.COMMAND} … --out=FILE"])) from None
     except UserError as error:
-        console.report(error, closing="no report")
+        log.report(error, closing="no report")
         return int(error.code)
     if not chosen.quiet:
         print(chosen.out)
@@ -50,4 +50,4 @@ def _main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(main, __doc__))
+    sys.exit(program.run(main, __doc__))

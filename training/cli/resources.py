@@ -1,12 +1,14 @@
-"""`python lib/run_module.py training.host.preflight RUN_DIR`: print the report that the plan made."""
+"""`python lib/run_module.py training.cli.resources RUN_DIR`: print the report that the plan made."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from training import command, console, rundir
-from training.host.preflight.report import table
+from training.core import log as console
+from training.core import rundir
+from training.host import program
+from training.plan.preflight.report import table
 
 
 def main() -> int:
@@ -18,4 +20,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(lambda _: main(), __doc__, internal=True))
+    sys.exit(program.run(lambda _: main(), __doc__, internal=True))

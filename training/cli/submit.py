@@ -1,6 +1,6 @@
 """What lib/slurm.sh asks for; see there.
 
-python lib/run_module.py training.slurm check ARGS…         is the command line right? any Python answers, nothing is written
+python lib/run_module.py training.cli.submit check ARGS…         is the command line right? any Python answers, nothing is written
                                         submit ARGS…        the same and freeze it; prints the folder of the frozen code
                                         submitted CODE JOB  say what to do with the job
                                         withdraw CODE       sbatch has refused it
@@ -18,12 +18,14 @@ import shutil
 import sys
 from pathlib import Path
 
-from training import command, console, rundir
-from training.amounts import plural
-from training.errors import Exit, NothingToDo, Problem, UserError
-from training.request import Request
-from training.slurm import freeze, job, options, snapshot
-from training.slurm.freeze import Frozen
+from training.core import log as console
+from training.core import rundir
+from training.core.errors import Exit, NothingToDo, Problem, UserError
+from training.core.units import plural
+from training.host import program
+from training.launcher.slurm import code_snapshot, job, options, submission
+from training.launcher.slurm.submission import Frozen
+from training.plan.request import Request
 
 NO_SBATCH = Problem(
     "sbatch is not found: this machine cannot submit jobs", "a login node of a SLURM cluster", ["./launch_train.sh N CONFIG"]
@@ -38,7 +40,7 @@ def _dry_run(request: Request, line: options.Line, nodes: int, ranks: int, code:
         [
             "Submission (dry run: nothing is submitted, nothing was written)",
             "",
-            f"  {shlex.join(freeze.sbatch(frozen, request, line))}",
+            f"  {shlex.join(submission.sbatch(frozen, request, line))}",
             f"  {plural(nodes, 'node')} × {plural(ranks, 'rank')}" + batch,
             "",
             "Configuration",
@@ -49,7 +51,7 @@ def _dry_run(request: Request, line: options.Line, nodes: int, ranks: int, code:
 
 def _check(args: list[str]) -> int:
     """Before the installation. Prints nothing where the packages are needed."""
-    request, line, nodes, ranks = freeze.submission(args, os.environ, installed=False)
+    request, line, nodes, ranks = submission.submission(args, os.environ, installed=False)
     if request.dry_run:
         print(_dry_run(request, line, nodes, ranks, _code(request)))
     elif shutil.which("sbatch") is None and "SLURM_JOB_ID" not in os.environ:
@@ -63,7 +65,7 @@ def _code(request: Request) -> Path:
 
 
 def _freeze(args: list[str], job_id: str | None) -> int:
-    request, line, nodes, ranks = (freeze.submission if job_id is None else freeze.inside)(args, os.environ)
+    request, line, nodes, ranks = (submission.submission if job_id is None else submission.inside)(args, os.environ)
     if request.save_config:
         request.save()
         if not request.dry_run:
@@ -73,9 +75,9 @@ def _freeze(args: list[str], job_id: str | None) -> int:
         return Exit.DONE
     if job_id is None and shutil.which("sbatch") is None:
         raise UserError(NO_SBATCH, Exit.RESOURCES)
-    frozen = freeze.freeze(request, line, nodes, ranks, job_id, os.environ)
+    frozen = submission.freeze(request, line, nodes, ranks, job_id, os.environ)
     if left_out := frozen.facts()["code"]["left_out"]:
-        limit = f"{snapshot.LARGEST_UNTRACKED >> 20} MiB, and git does not know them"
+        limit = f"{code_snapshot.LARGEST_UNTRACKED >> 20} MiB, and git does not know them"
         console.warning(f"not copied for the job, since they are larger than {limit}: {', '.join(left_out[:5])}")
     print(frozen.code)
     return Exit.DONE
@@ -113,12 +115,14 @@ def main(argv: list[str]) -> int:
             Frozen(Path(rest[0])).withdraw()
         elif what == "begin":
             frozen = Frozen(Path(rest[0]))
-            rundir.write_bytes(frozen.step, freeze.nul(job.begin(frozen, os.environ)))
+            rundir.write_bytes(frozen.step, submission.nul(job.begin(frozen, os.environ)))
         elif what == "end":
             return job.end(Frozen(Path(rest[0])), int(rest[1]), bool(int(rest[2])), os.environ)
         else:
             raise UserError(
-                Problem(f"{what!r} is not a command of training.slurm", "check, submit, freeze, begin, end", ["./submit_job.sh --help"])
+                Problem(
+                    f"{what!r} is not a command of training.launcher.slurm", "check, submit, freeze, begin, end", ["./submit_job.sh --help"]
+                )
             )
     except NothingToDo as done:
         console.success(str(done))
@@ -129,4 +133,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(main, __doc__, internal=True))
+    sys.exit(program.run(main, __doc__, internal=True))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.amounts import plural
+from training.core.units import plural
 
 
 @dataclass(frozen=True)

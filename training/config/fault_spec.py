@@ -17,9 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from training import console, faults, heartbeat, rundir
 from training.config.flags import suggest
-from training.errors import Problem
+from training.core import heartbeat, log, rundir
+from training.core.errors import Problem
+from training.trainer import faults
 
 LIST = "list"
 ATTEMPT = "DUET_ATTEMPT"  # which start of the run this is, set by the supervisor
@@ -202,7 +203,7 @@ class Armed(heartbeat.Heartbeat):
         if phase == heartbeat.FINISHED:
             for spec in self._waiting:
                 text = f"inject: {spec.text} did not happen: nothing like it came on rank {self.rank}"
-                console.warning(text)
+                log.warning(text)
                 self._run.event("warning", text=text)
 
     def _happen(self, spec: Spec) -> None:
@@ -224,7 +225,7 @@ class Armed(heartbeat.Heartbeat):
         """Just before workers are started. What they call is the dataset; in the rank itself it stays as it was."""
         from torch.utils.data import get_worker_info
 
-        from training.data.tokens import TokenDataset
+        from training.data.token_dataset import TokenDataset
         from training.tasks.base import Samples
 
         specs, self._workers = self._workers, []

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from training.config.schema import FIELDS, Known, kind
-from training.errors import Problem
+from training.core.errors import Problem
 
 # Flags that are no configuration: they choose what happens with it.
 ACTIONS = {
@@ -43,7 +43,7 @@ class Unknown:
 @dataclass
 class CommandLine:
     """What the user typed: `flags` name → (text, flag as typed), positional arguments in order. `places`: the words of each flag,
-    and of each positional argument. `unknown`: training.asked answers them, who knows the whole command."""
+    and of each positional argument. `unknown`: training.plan.cli_args answers them, who knows the whole command."""
 
     flags: dict[str, tuple[str, str]] = field(default_factory=dict)
     positional: list[str] = field(default_factory=list)

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from training.host.redact import SECRET_NAME, masked
+from training.core.redact import SECRET_NAME, masked
 
 MAX_DEPTH = 50
 MAX_DIGITS = 18  # every whole number of a configuration has less

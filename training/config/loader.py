@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from training.errors import Problem
+from training.core.errors import Problem
 
 # The arithmetic a config may use: `total_batch_size = 2 * device_batch_size * max_seq_len` stays readable. No power and
 # no shift: they alone can make a number that fills the memory.
@@ -43,11 +43,11 @@ class NotPlain(Exception):
 
 def read(path: Path, ranks: int) -> Loaded:
     """A config of ours, or a KAIR option file. `ranks`: that it is for, as far as that is known (0: not)."""
-    from training.config import option_file
+    from training.tasks.video_restoration.kair import loader
 
     text, problems = _text(path)
-    if not problems and path.suffix == ".json" and option_file.is_option_file(text):
-        return option_file.load(path, text, ranks)
+    if not problems and path.suffix == ".json" and loader.is_option_file(text):
+        return loader.load(path, text, ranks)
     return Loaded({}, problems) if problems else Loaded(*_parsed(path, text))
 
 
@@ -150,7 +150,7 @@ def _evaluate(node: ast.expr, known: Values) -> Any:
 
 def load_json(text: str, name: str) -> tuple[Values, list[Problem]]:
     """With // comments and a comma before a closing bracket, as editors accept them."""
-    from training.config.commented_json import relaxed
+    from training.config.jsonc import relaxed
 
     duplicates: list[str] = []
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from training.config import secret
-from training.config.files import Values
+from training.config import secrets
 from training.config.flags import WORDS, CommandLine
+from training.config.loader import Values
 from training.config.schema import FIELDS, Config, Known, describe, kind
-from training.errors import Problem
+from training.core.errors import Problem
 
 PREFIX = "DUET_"
 # Variables with our prefix that are no fields: how the parts of the product talk to each other, and to tests.
@@ -61,7 +61,7 @@ def resolve(line: CommandLine, file: Values, environ: Mapping[str, str], resumed
                 ["--num_workers=2", "--persistent_workers=false"],
             )
         )
-    problems += secret.problems(config.notify, origins["notify"])
+    problems += secrets.problems(config.notify, origins["notify"])
     if isinstance(config.activation_checkpointing, int) and config.activation_checkpointing > config.depth:
         problems.append(
             Problem(

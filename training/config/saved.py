@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from training.config.schema import FIELDS, of_the_run
-from training.errors import Problem
+from training.core.errors import Problem
 
 SUFFIXES = (".py", ".json")
 EACH_START = ("resume", "run_name", "node_rank")  # belong to one start, or to one machine

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
-from training.errors import Problem
-from training.host.redact import CLOUD_KEY, LOGIN_IN_ADDRESS, LONG_WORD, NAMED_SECRET, SECRET_VALUE, WEBHOOK
+from training.core.errors import Problem
+from training.core.redact import CLOUD_KEY, LOGIN_IN_ADDRESS, LONG_WORD, NAMED_SECRET, SECRET_VALUE, WEBHOOK
 
 # What the shell puts in itself when the command runs: $NAME, ${NAME…}, $(cat file), `cat file`.
 FILLED_IN = re.compile(r"\$\w+|\$\{[^}]*\}|\$\([^)]*\)|`[^`]*`")
 MARK = "$V"
 HARMLESS = re.compile(r"""["']?(?:(?:Bearer|Basic|token)\s*)?(?:\$V\S{0,2}|)["']?""", re.IGNORECASE)
-# Addresses whose path alone lets everybody in, beside those of training.host.redact.
+# Addresses whose path alone lets everybody in, beside those of training.core.redact.
 OPEN_ADDRESS = re.compile(r"https?://[^\s\"']*?(?:/(?:web)?hooks?/|/services/|/bot|(?<=//)api\.day\.app/|/with/key/)[^\s\"'$/?]{8,}")
 IDENTITY = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE)
 LOGIN = re.compile(r"(?:^|\s)(?:(?:-u|--user)[= ]?[\"']?[^\s\"':]+:|--oauth2-bearer[= ][\"']?|sshpass -p ?[\"']?|-xp [\"']?)([^\s\"']+)")

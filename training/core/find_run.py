@@ -7,9 +7,9 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from training import rundir
-from training.errors import Problem, UserError
-from training.rundir import RunDir
+from training.core import rundir
+from training.core.errors import Problem, UserError
+from training.core.rundir import RunDir
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENTS = "experiments"

@@ -5,7 +5,7 @@ one is being written the other is whole, also when the writer is preempted, stop
 hardware or `read()` moves the bytes. A reader takes the newest whole one.
 
 The file stays after the run: it shows where each rank was at its end. After the records it holds how long every phase took so far, as
-one histogram each: the limit of a phase is computed from that (training.watch.budget).
+one histogram each: the limit of a phase is computed from that (training.core.phase_timeouts).
 """
 
 from __future__ import annotations

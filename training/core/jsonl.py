@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from training import rundir
+from training.core import rundir
 
 Record = dict[str, Any]
 # More new bytes than WHOLE are not parsed line by line, and of more than SEARCHED only a sample is looked at for now: a gigabyte

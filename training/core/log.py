@@ -12,8 +12,8 @@ import sys
 import time
 from typing import TextIO
 
-from training.amounts import plural
-from training.errors import UserError
+from training.core.errors import UserError
+from training.core.units import plural
 
 COLOURS = {"INFO": "34", "SUCCESS": "32", "WARNING": "33", "ERROR": "31"}
 LOG_VARIABLE = "DUET_LOG_FILE"

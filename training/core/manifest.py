@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from training import rundir
+from training.core import rundir
 
 FORMAT = 2
 NAME = "manifest.json"

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from training.monitor.records import dig, number, text, whole
+from training.core.jsonl import dig, number, text, whole
 
 GPT = "gpt"  # tasks.GPT, without what that package loads
 TOKENS = "tokens"

@@ -8,9 +8,8 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
-from training import heartbeat
-from training.heartbeat import STEP_PHASES, Beat, Histogram
-from training.watch import phases
+from training.core import heartbeat, phases
+from training.core.heartbeat import STEP_PHASES, Beat, Histogram
 
 TIMES, SHARE = 5.0, 0.99
 ROLL_S, WINDOWS = 60.0, 10  # what was usual ten minutes ago is no measure

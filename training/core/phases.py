@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.heartbeat import FINISHED, STEP_PHASES, Beat, kind
+from training.core.heartbeat import FINISHED, STEP_PHASES, Beat, kind
 
 STARTING = (
     "importing torch",

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from training import console
+from training.core import log
 
 VARIABLE = "DUET_RUN_DIR"
-ASKED = "asked"  # what a failure in failure.json is, beside the kinds of a death and of a finding (training.watch): a wish
+ASKED = "asked"  # what a failure in failure.json is, beside the kinds of a death and of a finding (training.watchdog): a wish
 MTIME_SLACK_S = 0.05  # file times come from a coarser clock than time.time()
 
 _warned: set[Path] = set()  # files that could not be written, said once
@@ -27,7 +27,7 @@ class RunDir:
         self.path = Path(path)
         self.own = self.path / f"node{node}" if node else self.path
         self.plan = self.path / "plan.json"
-        # Of the start before a resume, until that has an end of its own (training.standing).
+        # Of the start before a resume, until that has an end of its own (training.core.standing).
         self.plan_before = self.path / "plan.before.json"
         self.data_before = self.path / "data.before.json"
         self.own_plan = self.own / "plan.json"
@@ -82,7 +82,7 @@ class RunDir:
         return self.ranks / f"rank{rank}.log"
 
     def rank_error(self, rank: int) -> Path:
-        """What a failing rank says of itself (see training.engine.failure)."""
+        """What a failing rank says of itself (see training.trainer.error_file)."""
         return self.ranks / f"rank{rank}.error.json"
 
     def event(self, kind: str, /, **facts: Any) -> None:
@@ -92,7 +92,7 @@ class RunDir:
             append_json(self.events, {"time": time.time(), "event": kind, **facts})
         except OSError as error:
             if self.events not in _warned:
-                console.warning(f"{self.events} can not be written: {error.strerror}")
+                log.warning(f"{self.events} can not be written: {error.strerror}")
             _warned.add(self.events)
 
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from training import heartbeat, rundir
+from training.core import heartbeat, rundir
 
 STARTED_WITHIN_S = 60.0  # a supervisor writes its number soon after it began
 TAIL = 1 << 16  # bytes of metrics.jsonl

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from training.data.order import Ints
+from training.data.permutation import Ints
 
 
 class Rows(ABC):

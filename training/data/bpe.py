@@ -1,6 +1,6 @@
 """Learned vocabularies: Hugging Face tokenizers (trained here, or a tokenizer.json) and tiktoken's ranks.
 
-Both libraries are optional (training.data.extras), so they are imported where they are used.
+Both libraries are optional (training.data.optional_deps), so they are imported where they are used.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from training.data import tokenizer
-from training.data.read import Piece
+from training.data.readers import Piece
 from training.data.tokenizer import BOS_NAME, Tokenizer, bos_among, padded
-from training.errors import Problem, UserError
+from training.core.errors import Problem, UserError
 
 # GPT-4's split: contractions, words with one leading space, at most three digits, punctuation, lines, spaces.
 SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.data.encoding import is_plain
-from training.errors import Problem
+from training.core.errors import Problem
 
 STDLIB = "stdlib"
 FORMS = (".txt", ".jsonl", ".parquet")

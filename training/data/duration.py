@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from training.config.batch import Batch
 from training.config.schema import FIELDS, Config
 from training.data.prepare import Prepared
-from training.errors import Problem, UserError
+from training.core.errors import Problem, UserError
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from training.errors import Problem
+from training.core.errors import Problem
 
 UTF8 = "utf-8"
 ALLOWED = "the name of a text encoding, e.g. gbk, big5, shift_jis, euc-kr, latin-1, cp1252, cp1251, utf-16"

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from training.errors import Problem
+from training.core.errors import Problem
 
 # Ends of names, the package, what it does.
 FORMS = (

@@ -19,13 +19,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from training import amounts, console, rundir
+from training.core import units, log, rundir
 from training.data import shards, tokenizer
 from training.data.corpus import Source
-from training.data.read import Piece, documents
+from training.data.readers import Piece, documents
 from training.data.shards import Writer
 from training.data.tokenizer import BOS, BYTES, PADDED_VOCAB, Tokenizer
-from training.errors import Problem, UserError
+from training.core.errors import Problem, UserError
 
 FORMAT = 3
 SHARD_TOKENS = 1 << 27
@@ -117,7 +117,7 @@ def ensure(
         if found:
             return found
         if damage:
-            console.warning(f"the prepared data {folder} is damaged: {damage}; it is prepared again from {source.name}")
+            log.warning(f"the prepared data {folder} is damaged: {damage}; it is prepared again from {source.name}")
         work = cache / f".{folder.name}.work"  # always the same: what a killed one left is removed
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
@@ -179,7 +179,7 @@ def _write(source: Source, text_field: str, work: Path, folder: Path, progress: 
     try:
         count, text = _tokenize(source, text_field, words, train, val, progress)
         if not train.tokens + val.tokens:
-            raise UserError(Problem(f"data {source.name}: no text in {amounts.plural(len(source.files), 'file')}", "some text"))
+            raise UserError(Problem(f"data {source.name}: no text in {units.plural(len(source.files), 'file')}", "some text"))
         if not SENSIBLE_SHARE[0] <= val.tokens / (train.tokens + val.tokens) <= SENSIBLE_SHARE[1]:
             val = _cut_tail(train, val)
         train.close()
@@ -268,7 +268,7 @@ def _learn(source: Source, text_field: str, vocab_size: int, work: Path, progres
             progress(MERGING, done, source.total_bytes)
 
     words = bpe.train(texts(), vocab_size, work, waiting)
-    console.info(f"learned {amounts.plural(words.vocab, 'token')} from {amounts.size(learned)} of {amounts.size(total)} of text")
+    log.info(f"learned {units.plural(words.vocab, 'token')} from {units.size(learned)} of {units.size(total)} of text")
     return words
 
 
@@ -276,4 +276,4 @@ def _warn_of_loss(words: Tokenizer) -> None:
     (ids,) = words.encode_documents([PROBE])
     text = words.decode(ids.tolist())
     if text != PROBE:
-        console.warning(f"tokenizer {words.name} changes text ({PROBE!r} comes back as {text!r}): bits per byte are not exact")
+        log.warning(f"tokenizer {words.name} changes text ({PROBE!r} comes back as {text!r}): bits per byte are not exact")

@@ -9,13 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from training import amounts, console, resume, rundir
+from training.core import units, log, rundir
+from training.plan import resume_checks
 from training.config.batch import Batch
 from training.config.schema import Config
-from training.data import corpus, extras, length, tokenizer
+from training.data import corpus, optional_deps, duration, tokenizer
 from training.data.prepare import MERGING, Prepared, ensure
-from training.errors import Exit, Problem, UserError
-from training.asked import ROOT
+from training.core.errors import Exit, Problem, UserError
+from training.plan.cli_args import ROOT
 
 CACHE = ROOT / "data"
 SAY_EVERY_S = 5.0
@@ -30,15 +31,15 @@ def prepare(run: rundir.RunDir, plan: dict[str, Any], cache: Path = CACHE) -> Pr
             assert problem
             raise UserError(problem)
         # Asked when the request was checked, too; a resumed run may have lost a package or a file since.
-        if problems := tokenizer.check(config.tokenizer, plan["origins"]["tokenizer"]) + extras.missing(source.files, config.tokenizer):
+        if problems := tokenizer.check(config.tokenizer, plan["origins"]["tokenizer"]) + optional_deps.missing(source.files, config.tokenizer):
             raise UserError(problems)
         shown = _Shown(source.name)
         data = ensure(source, config.text_field, cache, shown, chosen=config.tokenizer, vocab_size=config.vocab_size)
         if note := tokenizer.fewer(config.tokenizer, config.vocab_size, data.vocab):
-            console.info(note)
-        if warning := resume.check_data(run, data):
-            console.warning(warning)
-        steps = length.of_text(config, batch, data, **resume.position(run, data))
+            log.info(note)
+        if warning := resume_checks.check_data(run, data):
+            log.warning(warning)
+        steps = duration.of_text(config, batch, data, **resume_checks.position(run, data))
     except OSError as error:
         rundir.write_json(run.data, {"failed": int(Exit.RESOURCES)})
         what = f"the prepared data can not be written to {cache}: {error.strerror}"
@@ -88,6 +89,6 @@ class _Shown:
         now = time.monotonic()
         if now - self.last >= SAY_EVERY_S:
             self.last = now
-            far = f"{amounts.size(done)} of {amounts.size(total)} ({100 * done // max(1, total)} %)"
-            console.info(f"{what} data {self.name}: {f'{now - self.begun:.0f} s so far' if what == MERGING else far}")
+            far = f"{units.size(done)} of {units.size(total)} ({100 * done // max(1, total)} %)"
+            log.info(f"{what} data {self.name}: {f'{now - self.begun:.0f} s so far' if what == MERGING else far}")
             sys.stderr.flush()

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from training.data import encoding
 from training.data.corpus import Source
-from training.errors import Problem, UserError
+from training.core.errors import Problem, UserError
 
 PIECE = 1 << 18  # a longer document comes in pieces of at most so many bytes
 MAX_LINE = 1 << 30  # a longer line is no line of .jsonl

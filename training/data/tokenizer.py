@@ -18,9 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training import rundir
-from training.data.read import Piece
-from training.errors import Exit, Problem, UserError
+from training.core import rundir
+from training.data.readers import Piece
+from training.core.errors import Exit, Problem, UserError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from training.config.batch import smaller
-from training.diagnose import catalogue
-from training.diagnose.catalogue import Signature, Text
-from training.host import memory
-from training.launch.line import GONE, SILENT
-from training.rundir import RunDir
-from training.summary import next_command
+from training.core.rundir import RunDir
+from training.diagnose import signatures
+from training.diagnose.signatures import Signature, Text
+from training.launcher.peer_link import GONE, SILENT
+from training.tasks.gpt import memory
+from training.trainer.summary import next_command
 
 GIB = 1 << 30
 MOST = 6  # sentences: one screen
@@ -31,7 +31,7 @@ def advice(
     """Best first. `ours`: the values of a run of ours (`values`). A sentence whose values are not known is left out.
 
     The advice of a text is complete in itself, so that of its cause, which has the same in general words, is for texts without any."""
-    known = catalogue.causes().get(cause) or catalogue.causes()[catalogue.UNKNOWN]
+    known = signatures.causes().get(cause) or signatures.causes()[signatures.UNKNOWN]
     special = filled(signature.advice, groups, language) if signature and signature.cause == cause else []
     if ours and (own := filled(known.ours, {**groups, **ours}, language)):
         return _first_ones([*own, *(s for s in special if not _repeats(s, own, known.same))])
@@ -56,14 +56,14 @@ def of_end(
         return of_kind("torn_down", language, ours)
     if kind in (SILENT, GONE):
         return of_kind(SILENT, language, ours)
-    if kind in catalogue.kinds():
+    if kind in signatures.kinds():
         return of_kind(kind, language, ours)
     return advice(cause, signature, groups, language, ours)
 
 
 def of_kind(kind: str, language: str, ours: Mapping[str, str]) -> list[str]:
     """For what a supervisor saw (`catalogue.kinds`)."""
-    return filled(catalogue.kinds()[kind], ours, language)
+    return filled(signatures.kinds()[kind], ours, language)
 
 
 def filled(text: Text, values: Mapping[str, str], language: str) -> list[str]:

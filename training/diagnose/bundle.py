@@ -14,13 +14,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from training.asked import ROOT
-from training.diagnose import card, structured
+from training.core.errors import Exit, Problem, UserError
+from training.core.redact import Anonymous, masked, masked_values
+from training.core.rundir import RunDir, read_json, read_records, write_bytes
+from training.diagnose import card, run_files
 from training.diagnose.source import logs_in
-from training.errors import Exit, Problem, UserError
-from training.host.redact import Anonymous, masked, masked_values
-from training.launch.output import tail
-from training.rundir import RunDir, read_json, read_records, write_bytes
+from training.launcher.output import tail
+from training.plan.cli_args import ROOT
 
 LAST_LINES = 200
 MOST_LOGS = 64
@@ -29,7 +29,7 @@ PACKAGES = ("torch", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton", 
 
 def write(paths: Sequence[Path | None], record: dict[str, Any], wanted: str) -> Path:
     """A .tar.gz with plan, versions, card and the last lines of each log, without keys, names and home folders. Raises UserError."""
-    run = next((r for path in paths if path and (r := structured.run_of(path))), None)
+    run = next((r for path in paths if path and (r := run_files.run_of(path))), None)
     target = Path(wanted or f"duet-issue-{time.strftime('%Y%m%d_%H%M%S')}.tar.gz")
     if target.exists():
         raise UserError(Problem(f"{target} is there already", "a new file", [f"--report-issue={target.with_name('new-' + target.name)}"]))

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training import console
-from training.asked import ROOT
-from training.diagnose import catalogue
+from training.core import exit_status
+from training.core import log as console
+from training.diagnose import signatures
 from training.host.gpus import one_line
-from training.launch import ended
+from training.plan.cli_args import ROOT
 
 if TYPE_CHECKING:
-    from training.diagnose.judge import Judgement
+    from training.diagnose.root_cause import Judgement
 
 SEARCHED_BYTES = 64 << 20  # of a log: a second
 DRIVER_S = 10.0  # NVML answers within a second; of a GPU that has fallen off the bus it may wait for ever
@@ -29,7 +29,7 @@ from training.host import gpus
 machine = gpus.look()
 print(json.dumps({"uuids": [gpu.uuid for gpu in machine.gpus], "reason": machine.reason}))
 """
-UNKNOWN, RAISED, EXIT_STATUS, PEER_DIED = catalogue.UNKNOWN, catalogue.RAISED, catalogue.EXIT_STATUS, "peer_died"
+UNKNOWN, RAISED, EXIT_STATUS, PEER_DIED = signatures.UNKNOWN, signatures.RAISED, signatures.EXIT_STATUS, "peer_died"
 SEGFAULT, KILLED = "segfault", "killed"  # how a process ended, where it does not report why
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 VAGUE = {UNKNOWN, RAISED, EXIT_STATUS}  # the rank's log may tell more
@@ -45,9 +45,9 @@ BY_TYPE = {
 
 
 def of_error(error: dict[str, Any]) -> str:
-    """Of what a rank reported (training.engine.failure)."""
+    """Of what a rank reported (training.trainer.error_file)."""
     chain = [_known(one) for one in (error, *error.get("before", ()))]
-    known = chain[0][0] if chain[0][0] != UNKNOWN else next((cause for cause, role in chain if role == catalogue.ROOT), UNKNOWN)
+    known = chain[0][0] if chain[0][0] != UNKNOWN else next((cause for cause, role in chain if role == signatures.ROOT), UNKNOWN)
     return BY_TYPE.get(error["type"]) or (RAISED if known == UNKNOWN and error["type"] != LEFT else known)
 
 
@@ -61,23 +61,23 @@ def of_status(status: int) -> str:
 def of_log(log: Path, rank: int | None, since: int) -> Judgement | None:
     """Of a rank that could not report what ended it: what its log tells after the byte `since`, by the catalogue or by the traceback
     at its end. None where there is neither."""
-    from training.diagnose import judge, scan, source, story  # after a failure only
+    from training.diagnose import log_analysis, root_cause, scan, source  # after a failure only
 
     try:
         read = source.Source(log, rank, max(since, log.stat().st_size - SEARCHED_BYTES))
     except OSError:
         return None
     try:
-        found = judge.judge([story.read(read, scan.scan(read))])
+        found = root_cause.judge([log_analysis.read(read, scan.scan(read))])
         size = log.stat().st_size
     finally:
         read.close()
     event = found.event
     if event is None:
         return None
-    if event.role == judge.UNLISTED and event.thrown:
+    if event.role == root_cause.UNLISTED and event.thrown:
         return found if event.thrown.last > size - BUFFER else None  # an older one has not ended it
-    return found if found.cause == PEER_DIED or (event.role in judge.OF_ITSELF and found.cause != UNKNOWN) else None
+    return found if found.cause == PEER_DIED or (event.role in root_cause.OF_ITSELF and found.cause != UNKNOWN) else None
 
 
 def lost_gpus(plan: dict[str, Any]) -> str:
@@ -113,11 +113,11 @@ def _ask_driver() -> dict[str, Any]:
 def left(error: dict[str, Any]) -> str:
     """How a script left that called sys.exit: with a number, or with a text for people, which is status 1."""
     text = one_line(error["message"])
-    return ended.how(int(text) & 0xFF) if text.lstrip("-").isdecimal() else f"{ended.how(1)}: {text[:200]}"
+    return exit_status.how(int(text) & 0xFF) if text.lstrip("-").isdecimal() else f"{exit_status.how(1)}: {text[:200]}"
 
 
 def is_victim(error: dict[str, Any]) -> bool:
-    return error["type"] not in BY_TYPE and _known(error)[1] == catalogue.CASCADE
+    return error["type"] not in BY_TYPE and _known(error)[1] == signatures.CASCADE
 
 
 def lost_peer(error: dict[str, Any]) -> bool:
@@ -142,5 +142,5 @@ def _of_text(text: str) -> tuple[str, str]:
     """(cause, role) by the catalogue of known texts."""
     from training.diagnose.scan import recognised  # its patterns are compiled once, and only after a failure
 
-    known = [s for s in recognised(text) if s.role != catalogue.EVIDENCE and (s.role != catalogue.CASCADE or s.cause == PEER_DIED)]
+    known = [s for s in recognised(text) if s.role != signatures.EVIDENCE and (s.role != signatures.CASCADE or s.cause == PEER_DIED)]
     return (known[0].cause, known[0].role) if known else (UNKNOWN, "")

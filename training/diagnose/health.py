@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from training.diagnose.catalogue import NONE, UNKNOWN
-from training.diagnose.line import Line
-from training.diagnose.progress import Mark
-from training.diagnose.story import Story
+from training.diagnose.log_analysis import Story
+from training.diagnose.log_line import Line
+from training.diagnose.progress_marks import Mark
+from training.diagnose.signatures import NONE, UNKNOWN
 
 # What was found, in place of the role of a text.
 CUT = "cut"  # the log ends in the middle of a failure that it does not tell

@@ -9,11 +9,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from training.diagnose import catalogue, progress, traceback
-from training.diagnose.catalogue import ROOT, WEAK, Signature
-from training.diagnose.line import Line, decoded, said_by, split, time_of
+from training.diagnose import progress_marks, signatures, traceback
+from training.diagnose.log_line import Line, decoded, said_by, split, time_of
 from training.diagnose.patterns import compiled
 from training.diagnose.scan import Place, Places, recognised
+from training.diagnose.signatures import ROOT, WEAK, Signature
 from training.diagnose.source import Source
 from training.diagnose.traceback import EXCEPTION, NEW_MESSAGE, Traceback
 
@@ -81,7 +81,7 @@ class Story:
     lines: list[Line]
     hits: list[Hit] = field(default_factory=list)
     tracebacks: list[Traceback] = field(default_factory=list)
-    marks: list[progress.Mark] = field(default_factory=list)
+    marks: list[progress_marks.Mark] = field(default_factory=list)
     reported: list[Reported] = field(default_factory=list)
     enqueued: dict[int, int] = field(default_factory=dict)  # rank → number of the last collective it has asked for
     spawned: list[tuple[int, int]] = field(default_factory=list)  # (offset, process of mp.spawn)
@@ -153,7 +153,7 @@ def _by_frame(story: Story) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _known() -> dict[str, Signature]:
-    return {s.id: s for s in catalogue.signatures()}
+    return {s.id: s for s in signatures.signatures()}
 
 
 def _hit(story: Story, line: Line, key: str) -> Hit | None:
@@ -192,8 +192,8 @@ def _take(story: Story, line: Line) -> None:
     """What a single line tells."""
     if (time := time_of(line.raw)) is not None:
         story._times.append((line.offset, time))
-    story.marks += progress.marks(line.text, line.offset, time, line.rank)
-    if progress.is_end(line.text):
+    story.marks += progress_marks.marks(line.text, line.offset, time, line.rank)
+    if progress_marks.is_end(line.text):
         story.ends_well = line.offset
     if FAILED_END.search(line.text):
         story.failed = line.offset

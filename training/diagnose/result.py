@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from training.diagnose import catalogue, structured
+from training.core.errors import Problem, UserError
+from training.core.rundir import RunDir, read_json
+from training.diagnose import run_files, signatures
 from training.diagnose.advice import advice, filled, of_end, values
-from training.diagnose.catalogue import NONE, RAISED, UNKNOWN
 from training.diagnose.health import BROKEN_OFF, NO_SIGN
-from training.diagnose.judge import OWN, Event, Judgement, judge
-from training.diagnose.line import shown
+from training.diagnose.log_analysis import Story, read
+from training.diagnose.log_line import shown
+from training.diagnose.root_cause import OWN, Event, Judgement, judge
 from training.diagnose.scan import scan
+from training.diagnose.signatures import NONE, RAISED, UNKNOWN
 from training.diagnose.source import Source, logs_in, rank_of
-from training.diagnose.story import Story, read
-from training.errors import Problem, UserError
-from training.rundir import RunDir, read_json
 
 SHOWN_LINES = 10
 SCHEMA_VERSION = 1
@@ -42,11 +42,11 @@ TEXTS = {
 
 def diagnose(paths: Sequence[Path | None], language: str) -> dict[str, Any]:
     """`paths`: logs, folders of logs, run directories; None is standard input. Raises OSError."""
-    run = next((r for path in paths if path and (r := structured.run_of(path))), None)
+    run = next((r for path in paths if path and (r := run_files.run_of(path))), None)
     plan = read_json(run.plan) if run else None
-    if run and (end := structured.ended(run)):
+    if run and (end := run_files.ended(run)):
         return _of_run(end, run, plan, language)
-    own = structured.reported(run) if run else []
+    own = run_files.reported(run) if run else []
     stories: list[Story] = []
     binary = 0
     for path in paths:
@@ -54,7 +54,7 @@ def diagnose(paths: Sequence[Path | None], language: str) -> dict[str, Any]:
         errors: Sequence[Path] = []
         if path and path.is_dir():
             logs, errors = _of_folder(path)
-        own += structured.of_files(e for e in errors if run is None or run.path not in e.absolute().parents)
+        own += run_files.of_files(e for e in errors if run is None or run.path not in e.absolute().parents)
         for log in logs:
             name = str(log.relative_to(path) if path and log != path else log.name) if log else ""
             rank = rank_of(name, alone=len(paths) == len(logs) == 1)
@@ -65,7 +65,7 @@ def diagnose(paths: Sequence[Path | None], language: str) -> dict[str, Any]:
                     stories.append(read(source, scan(source)))
     found = judge(stories, own)
     nothing = found.cause == UNKNOWN and (found.event is None or found.event.role in (NO_SIGN, BROKEN_OFF))
-    doing = structured.alive(run) if run and (nothing or found.cause == NONE) else ""
+    doing = run_files.alive(run) if run and (nothing or found.cause == NONE) else ""
     if nothing and doing:
         found = Judgement(NONE)
     record = _record(found, run, plan, language)
@@ -81,7 +81,9 @@ def _of_folder(path: Path) -> tuple[Sequence[Path | None], Sequence[Path]]:
     runs = [] if (path / "plan.json").exists() else sorted({p.parent for depth in ("*", "*/*") for p in path.glob(f"{depth}/plan.json")})
     if len(runs) > 1:
         newest = max(runs, key=lambda r: (r / "plan.json").stat().st_mtime)
-        raise UserError(Problem(f"{path} holds {len(runs)} runs", "one run", [f"python -m training.diagnose {shlex.quote(str(newest))}"]))
+        raise UserError(
+            Problem(f"{path} holds {len(runs)} runs", "one run", [f"python -m training.cli.diagnose {shlex.quote(str(newest))}"])
+        )
     logs, errors = logs_in(path)
     if not logs and not errors and not (path / "plan.json").exists():
         raise UserError(Problem(f"there is no log in {path}", "text files, also in folders below it"))
@@ -107,7 +109,7 @@ def _of_run(end: dict[str, Any], run: RunDir, plan: dict[str, Any] | None, langu
         "where": end["where"],
         "lines": end["evidence"],
         "signature": None,
-        "source": catalogue.causes()[cause].source,
+        "source": signatures.causes()[cause].source,
         "run": str(run.path),
     }
 
@@ -132,13 +134,13 @@ def _record(found: Judgement, run: RunDir | None, plan: dict[str, Any] | None, l
         "where": event.where if event else None,
         "lines": _around(event) if event else [],
         "signature": signature.id if signature else None,
-        "source": signature.source if signature else catalogue.causes()[found.cause].source,
+        "source": signature.source if signature else signatures.causes()[found.cause].source,
         "run": str(run.path) if run else None,
     }
 
 
 def _title(cause: str, language: str) -> str:
-    return catalogue.causes()[cause].title.in_language(language)[0]
+    return signatures.causes()[cause].title.in_language(language)[0]
 
 
 def _summary(found: Judgement, groups: dict[str, str], language: str) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from training.diagnose import health, progress
-from training.diagnose.catalogue import CASCADE, EVIDENCE, EXIT_STATUS, NONE, RAISED, ROOT, UNKNOWN, VICTIM, WEAK, Signature
+from training.diagnose import health, progress_marks
 from training.diagnose.health import CUT
-from training.diagnose.line import Line
-from training.diagnose.story import Hit, Story
+from training.diagnose.log_analysis import Hit, Story
+from training.diagnose.log_line import Line
+from training.diagnose.signatures import CASCADE, EVIDENCE, EXIT_STATUS, NONE, RAISED, ROOT, UNKNOWN, VICTIM, WEAK, Signature
 from training.diagnose.traceback import EXCEPTION, Traceback, place_before
 
 PEER_DIED, NAN = "peer_died", "nan_loss"  # who trains on NaN may well come to the end
@@ -149,10 +149,10 @@ def _went_on(story: Story, event: Event) -> bool:
         return True
     if event.line.offset < story.started:
         return True  # of an earlier start in the same log
-    grown = progress.rises_after(story.marks, offset, event.time, event.line.rank)
+    grown = progress_marks.rises_after(story.marks, offset, event.time, event.line.rank)
     if event.thrown is None and not EXCEPTION.match(event.line.text):
         return grown >= GROWN_LOGGED
-    if not progress.began_before(story.marks, event.line.offset) and progress.may_be_late(story.marks, offset, BUFFER):
+    if not progress_marks.began_before(story.marks, event.line.offset) and progress_marks.may_be_late(story.marks, offset, BUFFER):
         return event.line.rank is not None and story.failed < offset  # its launcher would have said that it failed
     timed = event.time is not None and any(m.time is not None and m.time > event.time for m in story.marks)
     return grown >= (GROWN_LOGGED if timed else GROWN_THROWN) and story.failed < story.marks[-1].offset

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from training import heartbeat, standing
+from training.core import heartbeat, standing
+from training.core.errors import Exit
+from training.core.rundir import RunDir, read_json, read_records
 from training.diagnose import scan, source, traceback
-from training.diagnose.catalogue import CASCADE, EVIDENCE, NONE, RAISED, ROOT, UNKNOWN, causes
-from training.diagnose.judge import OWN, UNLISTED, Event
-from training.diagnose.line import Line, shown
-from training.errors import Exit
-from training.rundir import RunDir, read_json, read_records
+from training.diagnose.log_line import Line, shown
+from training.diagnose.root_cause import OWN, UNLISTED, Event
+from training.diagnose.signatures import CASCADE, EVIDENCE, NONE, RAISED, ROOT, UNKNOWN, causes
 
 ROOT_FOLDERS = 3  # a log may lie that deep in its run: attempt_0/1/stderr.log
 HEAD = 64 << 10  # bytes
@@ -69,7 +69,7 @@ def alive(run: RunDir) -> str:
     if not supervisor or not standing.lives(supervisor):
         return ""
     doing = "; ".join(f"rank {b.rank}: {b}, {b.age_s:.0f} s ago" for b in heartbeat.read_all(run.heartbeats))
-    return f"the run goes on ({doing}); who waits for whom: python -m training.supervise attach --run={shlex.quote(str(run.path))}"
+    return f"the run goes on ({doing}); who waits for whom: python -m training.cli.supervise attach --run={shlex.quote(str(run.path))}"
 
 
 def _vanished(run: RunDir) -> list[Event]:

@@ -6,14 +6,14 @@ import functools
 from collections import deque
 from dataclasses import dataclass, field
 
-from training.diagnose import catalogue
+from training.diagnose import signatures
 from training.diagnose.patterns import Fast, Slow, finder
 from training.diagnose.source import Chunk, Source
 
 FIRST, LAST = 32, 256  # places kept of each pattern: when it began, and the end of the log
 FAR = 4096  # bytes into its line: the place is then near the match, not at the start of the line
 TRACEBACK = "traceback"
-# Not what failed, but how logs are built: read by training.diagnose.story.
+# Not what failed, but how logs are built: read by training.diagnose.log_analysis.
 STRUCTURE = {
     TRACEBACK: r"Traceback \(most recent call last",
     "report": r"(?:Root Cause|Other Failures|first observed failure)",
@@ -58,14 +58,14 @@ class _Kept:
 
 @functools.lru_cache(maxsize=1)
 def known() -> Fast | Slow:
-    return finder([*((s.id, p) for s in catalogue.signatures() for p in s.patterns), *STRUCTURE.items()])
+    return finder([*((s.id, p) for s in signatures.signatures() for p in s.patterns), *STRUCTURE.items()])
 
 
-def recognised(text: str) -> list[catalogue.Signature]:
+def recognised(text: str) -> list[signatures.Signature]:
     """What the catalogue knows of a short text, an exception's message for example; what decides comes first."""
-    by_id = {s.id: s for s in catalogue.signatures()}
+    by_id = {s.id: s for s in signatures.signatures()}
     found = dict.fromkeys(key for key, _ in known().found(text.encode("utf-8", "replace")) if key in by_id)
-    return sorted((by_id[key] for key in found), key=lambda s: catalogue.ROLES.index(s.role))
+    return sorted((by_id[key] for key in found), key=lambda s: signatures.ROLES.index(s.role))
 
 
 def scan(source: Source) -> Places:

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from training import console
-from training.errors import Exit, Problem, UserError
+from training.core import log
+from training.core.errors import Exit, Problem, UserError
 
 CHUNK = 1 << 20  # bytes
 HEAD = 4096
@@ -190,7 +190,7 @@ def _is_text(path: Path) -> bool:
         with path.open("rb") as file:
             head = file.read(HEAD)
     except OSError as error:
-        console.warning(f"{path} is left out: {error.strerror}")
+        log.warning(f"{path} is left out: {error.strerror}")
         return False
     return bool(head) and (head.startswith(b"\x1f\x8b") or wide(head) is not None or b"\0" not in head)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from training.diagnose.line import Line
+from training.diagnose.log_line import Line
 
 MOST_LINES = 600  # of one traceback; a recursion is cut by Python itself
 OTHERS = 60  # lines of somebody else in the middle of one

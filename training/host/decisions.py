@@ -1,4 +1,4 @@
-"""What the plan decides by itself, each decision with its reason: device, precision, compile, launcher, restarts; training/host/fit.py
+"""What the plan decides by itself, each decision with its reason: device, precision, compile, launcher, restarts; training/tasks/gpt/memory_fit.py
 decides what fits the memory."""
 
 from __future__ import annotations
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.asked import ENTRYPOINT
 from training.config.schema import Config
-from training.host import limits
+from training.host import cgroups
 from training.host.gpus import Machine
+from training.host.placement import RANK, Place
 from training.host.torch_build import TorchBuild
-from training.launch.place import RANK, Place
+from training.plan.cli_args import ENTRYPOINT
 
 RECOVERS, RETRIES = "train_dual_gpu_enhanced.sh", 2  # where `--retries=auto` restarts, and how often
 
@@ -77,7 +77,7 @@ def compiled(config: Config, on: str) -> Choice:
 def budget(on: str, ranks: int, machine: Machine) -> int | None:
     """Free bytes for one rank: of the fullest GPU, or its share of the host memory; None when unknown."""
     if on == "cpu":
-        return limits.available_memory() // ranks
+        return cgroups.available_memory() // ranks
     free = [g.free_bytes for g in machine.gpus[:ranks] if g.free_bytes is not None]
     return min(free) if free else None
 
@@ -103,7 +103,7 @@ def launcher(config: Config, place: Place, script: str, ranks: int) -> Choice:
 
 
 def retries(config: Config, started_by: Choice, script: str) -> Choice:
-    """How many restarts in a row without progress; see training.launch.remedy."""
+    """How many restarts in a row without progress; see training.launcher.recovery_policy."""
     if started_by.value == "env":
         return Choice(0, "only what has started the ranks can start them again")
     if isinstance(config.retries, int):

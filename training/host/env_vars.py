@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from training.host import catalogue, limits, network, redact
+from training.core import redact
+from training.host import cgroups, env_catalog, network
 from training.host.gpus import one_line
 
 FOUND = "from the environment"
@@ -35,7 +36,7 @@ class Variable:
 def cpu_count() -> int:
     """Cores this process may use (taskset, cpusets, and a share of time as containers get it)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = limits.cpu_quota()
+    quota = cgroups.cpu_quota()
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
@@ -73,7 +74,7 @@ def choose(
         for name, value, why in wanted
     ]
     decided = {v.name for v in ours}
-    found = [name for name in catalogue.relevant(environ) if environ[name] and name not in decided]
+    found = [name for name in env_catalog.relevant(environ) if environ[name] and name not in decided]
     return ours + [Variable(n, redact.shown(n, environ[n]), explain(n, environ[n], device), FOUND) for n in found]
 
 
@@ -87,17 +88,17 @@ def _interface(alone: bool, meeting: str) -> tuple[str, str] | None:
 
 def explain(name: str, value: str, device: str) -> str:
     """What a variable does in this run; '' when nobody can know."""
-    entry = catalogue.known().get(name)
-    return entry.explain(value, device) if entry else catalogue.unknown(name)
+    entry = env_catalog.known().get(name)
+    return entry.explain(value, device) if entry else env_catalog.unknown(name)
 
 
 def useless(environ: Mapping[str, str]) -> list[str]:
     """Warnings about variables that the user set and that do nothing. An unknown name is one when it looks like a known one:
     libraries beside NCCL use its prefix too."""
     out = []
-    for name in catalogue.relevant(environ):
-        entry = catalogue.known().get(name)
-        if entry.wrong if entry else catalogue.meant(name):
+    for name in env_catalog.relevant(environ):
+        entry = env_catalog.known().get(name)
+        if entry.wrong if entry else env_catalog.meant(name):
             out.append(f"{name}={redact.shown(name, environ[name])} {explain(name, environ[name], '')}")
     return out
 

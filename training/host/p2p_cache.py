@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from training import rundir
-from training.host.variables import Variable
+from training.core import rundir
+from training.host.env_vars import Variable
 
 WITHOUT_P2P = {"NCCL_P2P_DISABLE": "1"}
 FOUND = "the GPUs hang or get wrong data with peer-to-peer copies and work without"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from training.errors import Problem, UserError
+from training.core.errors import Problem, UserError
 
 LOCAL, NODE, RANK = "local", "node", "rank"
 LOOPBACK = "127.0.0.1"

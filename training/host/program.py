@@ -7,8 +7,8 @@ import signal
 import sys
 from collections.abc import Callable
 
-from training import console
-from training.errors import Exit, Problem, UserError
+from training.core import log
+from training.core.errors import Exit, Problem, UserError
 from training.host import packages
 
 
@@ -29,7 +29,7 @@ def run(
         require(() if helps else needs)
         return int(main(argv))
     except UserError as error:
-        console.report(error)
+        log.report(error)
         return int(error.code)
     except KeyboardInterrupt:
         return int(Exit.INTERRUPTED)

@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from training.errors import Problem, UserError
-from training.launch.place import LOOPBACK, NODE, RANK, Asked, Place, inside, numbers
+from training.core.errors import Problem, UserError
+from training.host.placement import LOOPBACK, NODE, RANK, Asked, Place, inside, numbers
 
 # Below the kernel's range of ports for outgoing connections, so that nothing takes one by chance.
 PORTS = range(20000, 30000)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from training.errors import Problem, UserError
-from training.launch import slurm_step
-from training.launch.place import DEFAULT_PORT, LOCAL, LOOPBACK, NODE, OFF, RANK, Asked, Place, inside, numbers
+from training.core.errors import Problem, UserError
+from training.host import slurm_env
+from training.host.placement import DEFAULT_PORT, LOCAL, LOOPBACK, NODE, OFF, RANK, Asked, Place, inside, numbers
 
 # What makes a process a rank; a child of ours gets its own, or none.
 RANK_VARIABLES = (
@@ -38,7 +38,7 @@ def find(environ: Mapping[str, str], asked: Asked, *, starts_ranks: bool, severa
     """`starts_ranks`: asked by a launch script, which can start ranks; train.py itself starts them only where a platform gives it
     a whole node (`several_gpus`: this machine has more than one). Raises UserError when what is injected makes no sense."""
     if asked.launcher == "slurm":
-        return slurm_step.rank(environ, asked, "as asked (--launcher=slurm)")
+        return slurm_env.rank(environ, asked, "as asked (--launcher=slurm)")
     if asked.launcher == "env":
         return _rank(environ, "platform", "as asked (--launcher=env)")
     if asked.launcher in ("spawn", "torchrun"):
@@ -51,10 +51,10 @@ def find(environ: Mapping[str, str], asked: Asked, *, starts_ranks: bool, severa
             reason = "a platform has started the ranks (RANK, LOCAL_RANK, WORLD_SIZE and MASTER_ADDR are set)"
             return _rank(environ, "platform", reason)
         return _injected_node(environ, asked)
-    if step := slurm_step.tasks(environ):
+    if step := slurm_env.tasks(environ):
         if step.one_per_node and (starts_ranks or several_gpus):
-            return slurm_step.node(environ, asked, step)
-        return slurm_step.rank(environ, asked, f"a SLURM task for each of {step.tasks} ranks (SLURM_STEP_ID is set)")
+            return slurm_env.node(environ, asked, step)
+        return slurm_env.rank(environ, asked, f"a SLURM task for each of {step.tasks} ranks (SLURM_STEP_ID is set)")
     return _own(environ, asked, "nothing above us has started ranks")
 
 

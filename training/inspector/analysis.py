@@ -8,10 +8,10 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from .board import Board
-from .clock import WINDOW
-from .output import MANY, Finding, listed, ranks
-from .samples import SHOWN
+from .reporting import MANY, Finding, listed, ranks
+from .sample_tracker import SHOWN
+from .shared_store import Board
+from .step_timer import WINDOW
 
 SAME = 0.5  # of the samples of two ranks: not by chance
 COSTS = 0.05  # of a step: what a slow rank must cost to be told

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .board import Board
-from .judge import Judge
-from .output import Finding, InspectionError, Output
+from .analysis import Judge
+from .reporting import Finding, InspectionError, Output
+from .shared_store import Board
 
 POLL_S = 0.25
 SOON_S = 0.02  # while something is expected

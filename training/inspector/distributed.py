@@ -1,6 +1,6 @@
 """Helpers of a rank that any script may import; every one also works in a single process without a process group.
 
-    from training.distributed import all_reduce_mean, barrier, cleanup, get_rank, is_main_process, setup
+    from training.inspector.distributed import all_reduce_mean, barrier, cleanup, get_rank, is_main_process, setup
 
 Whoever started the rank (our supervisor, torchrun, a platform), the variables are the same: RANK, LOCAL_RANK, WORLD_SIZE,
 MASTER_ADDR, MASTER_PORT.
@@ -16,7 +16,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from training import heartbeat
+from training.core import heartbeat
 from training.host.torch_build import NO_LIBUV
 
 # A listening socket on loopback, inherited by rank 0: the meeting point needs no port number that somebody else may take

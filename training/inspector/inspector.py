@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import checksum, clock, samples
-from .board import open_board
-from .judge import Judge, due
-from .output import Finding, InspectionError, Output, listed
-from .watcher import Watcher
+from . import checksum, sample_tracker, step_timer
+from .analysis import Judge, due
+from .background import Watcher
+from .reporting import Finding, InspectionError, Output, listed
+from .shared_store import open_board
 
 __all__ = ["DDPInspector", "InspectionError"]
 
@@ -83,10 +83,10 @@ class DDPInspector:
         self._seen_told = False
         self._pid, self._output = os.getpid(), Output()
         self._parameters, self._left_out = checksum.comparable(model)
-        self._drawn = samples.watch(loader)
+        self._drawn = sample_tracker.watch(loader)
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        self._clock = clock.Clock(device)
-        self._hooks = clock.attach(self._clock, model, self._began)
+        self._clock = step_timer.Clock(device)
+        self._hooks = step_timer.attach(self._clock, model, self._began)
         self._wrapped = _is_wrapped(model) if wrapped is None else wrapped
         board = open_board(_made)
         self.rank, self.world_size = board.rank, board.world
@@ -112,7 +112,7 @@ class DDPInspector:
         self._steps += 1
         self._in_step = False
         self._clock.step()
-        size = samples.size(batch)
+        size = sample_tracker.size(batch)
         place = self._drawn.took(size) if self._drawn is not None else None
         if batch is None and place and place[2]:
             size = len(place[2])
@@ -161,7 +161,7 @@ class DDPInspector:
             "in_step": self._in_step,
             "ended": self._ended or ("its loader ended" if exhausted else ""),
             "broken": self._broken,
-            "laps": self._clock.count // clock.WINDOW * clock.WINDOW,
+            "laps": self._clock.count // step_timer.WINDOW * step_timer.WINDOW,
             "times": self._clock.medians(),
         }
 
@@ -219,7 +219,7 @@ class DDPInspector:
     # What is told
 
     def _tell_start(self) -> None:
-        facts = samples.describe(self._loader, self._drawn)
+        facts = sample_tracker.describe(self._loader, self._drawn)
         names = [name for name, _ in self._parameters]
         shapes = repr([(name, tuple(p.shape), str(p.dtype)) for name, p in self._parameters])
         facts |= {
@@ -241,11 +241,11 @@ class DDPInspector:
         """Digests of the first samples; the last batch of an epoch may be filled up with the first ones."""
         batches = self._facts["batches"]
         last = batches is not None and self._steps >= batches
-        fresh = samples.digests(batch, size) if batch is not None and size and not (last and batches) else []
+        fresh = sample_tracker.digests(batch, size) if batch is not None and size and not (last and batches) else []
         again = set(fresh) & set(self._digests)
         if not again:
             self._digests += fresh
-        if self._steps >= samples.PROVEN_STEPS or last or again:
+        if self._steps >= sample_tracker.PROVEN_STEPS or last or again:
             self._tell_seen()
 
     def _tell_seen(self) -> None:
@@ -278,7 +278,7 @@ class DDPInspector:
             hook.remove()
         self._tell_seen()
         if self._drawn is not None:
-            samples.unwatch(self._loader, self._drawn)
+            sample_tracker.unwatch(self._loader, self._drawn)
         self._watcher.close(limit_s)
         atexit.unregister(self._at_exit)
 
@@ -311,18 +311,18 @@ def _which(noted: Noted) -> str:
     if noted.place:
         parts.append(f"epoch {noted.place[0]}, batch {noted.place[1]}")
     if noted.size and (noted.batch is not None or noted.losses is not None):
-        inputs, own = samples.not_finite(noted.batch, noted.losses, noted.size)
+        inputs, own = sample_tracker.not_finite(noted.batch, noted.losses, noted.size)
         for places, what in ((inputs, "input is not finite"), (own, "own loss is not finite")):
             if places:
                 parts.append(f"{what}: {_named(places, indices)}")
         if not inputs and not own:
             parts.append("inputs are finite")
     if indices:
-        parts.append(f"the batch: samples {listed(indices, 2 * samples.SHOWN)}")
+        parts.append(f"the batch: samples {listed(indices, 2 * sample_tracker.SHOWN)}")
     return f" ({'; '.join(parts)})" if parts else ""
 
 
 def _named(places: list[int], indices: list[int]) -> str:
     if indices and places[-1] < len(indices):
-        return f"sample {listed([indices[p] for p in places], samples.SHOWN)}"
-    return f"place {listed(places, samples.SHOWN)} of the batch"
+        return f"sample {listed([indices[p] for p in places], sample_tracker.SHOWN)}"
+    return f"place {listed(places, sample_tracker.SHOWN)} of the batch"

@@ -1,6 +1,6 @@
 """The inspector as a callback of Lightning:
 
-from training.inspection.lightning import InspectorCallback
+from training.inspector.lightning import InspectorCallback
 
 trainer = Trainer(callbacks=[InspectorCallback()], …)
 """

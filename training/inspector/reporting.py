@@ -41,7 +41,7 @@ class Output:
     def __init__(self) -> None:
         self._launched = sys.modules.get(LAUNCHED)
         folder = Path(self._launched.ranks).parent if self._launched else os.environ.get(RUN_DIR)
-        self._events = Path(folder, "events.jsonl") if folder and Path(folder).is_dir() else None  # as training/rundir.py has it
+        self._events = Path(folder, "events.jsonl") if folder and Path(folder).is_dir() else None  # as training/core/rundir.py has it
 
     def line(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # the terminal is gone, or standard error was closed: training goes on

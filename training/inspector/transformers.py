@@ -1,6 +1,6 @@
 """The inspector as a callback of the Hugging Face Trainer:
 
-from training.inspection.transformers import InspectorCallback
+from training.inspector.transformers import InspectorCallback
 
 trainer = Trainer(callbacks=[InspectorCallback()], …)
 """
@@ -11,8 +11,8 @@ from typing import Any
 
 from transformers import TrainerCallback  # type: ignore[import-not-found,import-untyped]
 
-from .clock import Hook
 from .inspector import DDPInspector
+from .step_timer import Hook
 
 __all__ = ["InspectorCallback"]
 

@@ -12,23 +12,23 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from training import console, heartbeat, rundir
-from training.errors import Exit
+from training.core import exit_status, heartbeat, log, phases, rundir
+from training.core.errors import Exit
 from training.host import process
+from training.host.cgroups import oom_kills
 from training.host.gpus import one_line
-from training.host.limits import oom_kills
-from training.launch import ended, limits, others, spawn, team, verdict, wishes
-from training.launch.line import SILENT, Line, Lost, is_order
-from training.launch.others import Others
-from training.launch.outcome import Outcome
-from training.launch.outputs import Outputs
-from training.launch.team import Team, is_script
-from training.launch.wire import Message
-from training.launch.wishes import Wishes
-from training.watch import death, phases, record
-from training.watch.finding import Finding
-from training.watch.sight import serve
-from training.watch.start import RanksWatch
+from training.launcher import failure_report, local_ranks, others, spawn, stop_signals, timeouts
+from training.launcher.json_socket import Message
+from training.launcher.local_ranks import Team, is_script
+from training.launcher.others import Others
+from training.launcher.outcome import Outcome
+from training.launcher.outputs import Outputs
+from training.launcher.peer_link import SILENT, Line, Lost, is_order
+from training.launcher.stop_signals import Wishes
+from training.trainer import flight_recorder_server
+from training.watchdog import hang_dump, rank_exit
+from training.watchdog.hang_report import Finding
+from training.watchdog.start import RanksWatch
 
 POLL_S = 0.25
 
@@ -44,7 +44,7 @@ class Attempt:
         self._ours = self.outcome.ours = not is_script(plan)
         self._watch = RanksWatch(run, plan, team)
         self._readings = heartbeat.Readings(run.heartbeats, team.ranks)
-        self._gone = limits.Gone(float(plan["config"]["hang_timeout"]))
+        self._gone = timeouts.Gone(float(plan["config"]["hang_timeout"]))
         self.each_pass: Callable[[], None] = lambda: None  # called a few times a second while ranks run
         self._asked_times = self._signals = 0
         self._others = Others(line)
@@ -92,7 +92,7 @@ class Attempt:
         if self._alive:
             return not self._blocked()
         over = self.line is None or self._failed_at is not None or self.outcome.killed
-        return not over and self._others.wait(int(verdict.exit_code(self.outcome)))
+        return not over and self._others.wait(int(failure_report.exit_code(self.outcome)))
 
     def _safely(self, what: str, work: Callable[[], object]) -> None:
         """What only tells or tidies up must not end the run, nor keep from what comes after it. Said once."""
@@ -102,31 +102,31 @@ class Attempt:
             text = f"{what} has failed, and nothing else with it: {type(error).__name__}: {error}"
             if text not in self._said:
                 self._said.add(text)
-                console.warning(text)
+                log.warning(text)
 
     def _reap(self) -> None:
         for child in self._alive.values():
             child.signal_group(signal.SIGKILL)
         for child in self._alive.values():
             with contextlib.suppress(subprocess.TimeoutExpired):  # it is blocked in the kernel, and that has been said
-                child.popen.wait(timeout=1.0 if self.outcome.blocked else limits.UNKILLABLE_S)
+                child.popen.wait(timeout=1.0 if self.outcome.blocked else timeouts.UNKILLABLE_S)
 
     def _blocked(self) -> bool:
         """Has SIGKILL not ended the ranks? The kernel ends nobody who waits for a dead disk or device: nor do we wait for them."""
-        if self._killed_at is None or time.monotonic() - self._killed_at < limits.UNKILLABLE_S:
+        if self._killed_at is None or time.monotonic() - self._killed_at < timeouts.UNKILLABLE_S:
             return False
-        self.outcome.blocked = "; ".join(limits.unkillable(child.name, child.popen.pid) for child in self._alive.values())
-        console.error(self.outcome.blocked)
+        self.outcome.blocked = "; ".join(timeouts.unkillable(child.name, child.popen.pid) for child in self._alive.values())
+        log.error(self.outcome.blocked)
         return True
 
     def _remove_sockets(self) -> None:
         for rank in self.team.ranks:
-            serve.address(self.run.ranks, rank).unlink(missing_ok=True)  # a folder with a socket can not be copied
+            flight_recorder_server.address(self.run.ranks, rank).unlink(missing_ok=True)  # a folder with a socket can not be copied
 
     def _start(self) -> None:
         self.outcome.oom_kills = oom_kills()
         spawn.remove_stale(self.run, self.team)
-        command = team.command(self.run, self.plan)
+        command = local_ranks.command(self.run, self.plan)
         if self.plan["launcher"]["value"] == "torchrun":
             children = [spawn.start_torchrun(self.team, command, self.token, self.run.ranks, ours=self._ours)]
         else:
@@ -166,7 +166,7 @@ class Attempt:
     def _blame_who_left_before(self, child: spawn.Child) -> None:
         if self._ours or child.rank is None:
             return
-        left = death.left_before(self.run, child.rank, self.outcome.ended, self.outcome.log_from)
+        left = rank_exit.left_before(self.run, child.rank, self.outcome.ended, self.outcome.log_from)
         self.outcome.guilty = self.outcome.guilty if left is None else (left, 0)
 
     def _tell_death(self, child: spawn.Child, status: int) -> None:
@@ -174,13 +174,13 @@ class Attempt:
         if self.outcome.torn_down or self.outcome.asked != Exit.DONE or (self._ours and status in (Exit.CONFIG, Exit.RESOURCES)):
             return
         if child.rank is None:
-            self._error(f"{child.name} {ended.how(status)}")
+            self._error(f"{child.name} {exit_status.how(status)}")
             return
         others = [c.rank for c in self._alive.values() if c.rank is not None]
         rank = child.rank
         if self.outcome.guilty and self.outcome.guilty[0] is not None:  # another one, which left before
             rank, status = self.outcome.guilty[0], self.outcome.guilty[1]
-        known = self.outcome.death = death.explain(self.run, rank, status, others, self.outcome.log_from)
+        known = self.outcome.death = rank_exit.explain(self.run, rank, status, others, self.outcome.log_from)
         phase = self.outcome.phases.get(known.rank) if known.rank is not None else None
         at = f"; at {known.where}" if known.where else ""
         text = f"{known.label}{f' rank {known.rank}' if known.rank is not None else ''}{f' in {phase!r}' if phase else ''}: {known.how}{at}"
@@ -189,7 +189,7 @@ class Attempt:
 
     def _error(self, text: str) -> None:
         """At once; where the ranks may be started again to the log only, since one message tells of the failure and the restart."""
-        console.error(text, shown=not self.plan["retries"]["value"])
+        log.error(text, shown=not self.plan["retries"]["value"])
 
     def _fail(self) -> None:
         self._failed_at = time.monotonic()
@@ -253,18 +253,18 @@ class Attempt:
         blocked = {child.popen.pid for child in self._alive.values()} if self.outcome.blocked else set()
         for pid, command in process.sweep(self.token).items():
             if pid not in blocked:
-                console.warning(f"left behind by a rank, ended: pid {pid}: {one_line(command)[:100]}")
+                log.warning(f"left behind by a rank, ended: pid {pid}: {one_line(command)[:100]}")
 
     def _regular(self, child: spawn.Child, status: int) -> bool:
         """Did it end as it should? A status of 0 in the middle of the training is a failure too."""
         beat = heartbeat.read(self.run.heartbeat(child.rank)) if child.rank is not None else None
-        if self._ours and status in wishes.SIGNALS:
+        if self._ours and status in stop_signals.SIGNALS:
             if beat and beat.phase != heartbeat.FINISHED and self.outcome.asked == Exit.DONE:
                 self._left_alone(child, status)
             return True
         if not self._ours and self.outcome.asked != Exit.DONE:
             return True  # a script that was asked to stop may end as it likes
-        if not self._ours and status in wishes.SIGNALS:
+        if not self._ours and status in stop_signals.SIGNALS:
             self._left = self._left or (time.monotonic(), child, status)  # all of its ranks may do so: _judge
             return True
         return status == 0 and (beat is None or beat.phase == heartbeat.FINISHED)
@@ -273,7 +273,7 @@ class Attempt:
         """A rank of ours was asked to stop, and has left without the others: they are asked too, and what they can no longer do together
         is no failure."""
         self.outcome.left, self.outcome.killed, self._failed_at = child.rank, True, time.monotonic()
-        self._wish(wishes.SIGNALS[status], f" to {child.name} alone, which {ended.how(status)}")
+        self._wish(stop_signals.SIGNALS[status], f" to {child.name} alone, which {exit_status.how(status)}")
 
     def _on_signal(self, fd: int) -> None:
         for number in self._wishes.read():
@@ -283,17 +283,17 @@ class Attempt:
 
     def _wish(self, number: int, whose: str = "") -> None:
         """To stop, of the user or scheduler here, or on another machine."""
-        name = f"{wishes.name(number)}{whose}"
+        name = f"{stop_signals.name(number)}{whose}"
         self._asked_times += 1
         self._others.pass_on(number, self._asked_times, self.outcome.left)
         if self._asked_times > 1:
             self._insist(name)
             return
-        self.outcome.asked = wishes.code(number)
+        self.outcome.asked = stop_signals.code(number)
         self._asked_at = time.monotonic()
         will = "finishing the current step and saving a checkpoint" if self._ours else "told the script to stop"
         will = will if self.outcome.left is None else "the other ranks are stopped too"
-        console.warning(f"{name}: {will} (once more: stop now)")
+        log.warning(f"{name}: {will} (once more: stop now)")
         for child in self._alive.values():
             if child.rank is None:
                 child.signal_group(signal.SIGTERM)
@@ -304,10 +304,10 @@ class Attempt:
         """Asked again: our ranks have nothing more to do, a script gets a moment for its own clean-up; the third time is the end."""
         self.outcome.killed = True
         if self._ours or self._asked_times > 2:
-            console.warning(f"{name} again: the ranks are killed")
+            log.warning(f"{name} again: the ranks are killed")
             self._kill()
             return
-        console.warning(f"{name} again: stopping the ranks now (once more: kill them)")
+        log.warning(f"{name} again: stopping the ranks now (once more: kill them)")
         self._asked_at = time.monotonic()
         for child in self._alive.values():
             child.signal_group(signal.SIGTERM)
@@ -319,15 +319,15 @@ class Attempt:
             self._lose_folder()
         if self.outcome.gone and self._ours:
             return
-        if self._left and now - self._left[0] > limits.PEER_GRACE_S and (self._alive or self._others.running()) and not self._asked_times:
+        if self._left and now - self._left[0] > timeouts.PEER_GRACE_S and (self._alive or self._others.running()) and not self._asked_times:
             self._rank_failed(*self._left[1:])
-        if self._failed_at is not None and now - self._failed_at > limits.grace_s(self.outcome.guilty):
+        if self._failed_at is not None and now - self._failed_at > timeouts.grace_s(self.outcome.guilty):
             self._kill()
         beats = self._beats()
         # A script tells nothing; of our own, all must have finished.
         if self._ours and len(beats) == len(self.team.ranks) and all(b.phase == heartbeat.FINISHED for b in beats):
             self._close(beats)
-        elif self._asked_at is not None and now - self._asked_at > limits.STALL_S and self._silent(beats):
+        elif self._asked_at is not None and now - self._asked_at > timeouts.STALL_S and self._silent(beats):
             self.outcome.killed = True
             self._kill()
         for lost in self.line.watch(self._still_s(beats)) if self.line else []:
@@ -340,16 +340,16 @@ class Attempt:
     def _still_s(self, beats: list[heartbeat.Beat]) -> float:
         if self._ours and all(beat.phase == heartbeat.FINISHED for beat in beats):
             return self._others.still_s()
-        return limits.still_s(beats, self._watch)
+        return timeouts.still_s(beats, self._watch)
 
     def _lose_folder(self) -> None:
         """Our ranks could save nothing more. A script keeps its own files elsewhere and goes on."""
         self.outcome.gone = True
         if self._ours:
-            console.error(f"the run directory {self.run.own} has disappeared; ending the ranks")
+            log.error(f"the run directory {self.run.own} has disappeared; ending the ranks")
             self._kill()
         else:
-            console.warning(f"the run directory {self.run.own} has disappeared: what the ranks print is not kept any more")
+            log.warning(f"the run directory {self.run.own} has disappeared: what the ranks print is not kept any more")
 
     def _look(self) -> Finding | None:
         if not self._alive:
@@ -360,24 +360,24 @@ class Attempt:
         if not self._ours or None not in started:
             return None
         found = self._gone.look([beat for beat in self._beats() if beat.rank not in self._readings.unread])
-        return record.keep(self.run, found, {}) if found else None
+        return hang_dump.keep(self.run, found, {}) if found else None
 
     def _silent(self, beats: list[heartbeat.Beat]) -> bool:
         """A script has no heartbeat: it is left alone until it is asked again."""
         working = [b for b in beats if b.phase != heartbeat.FINISHED]
         if self._ours and working and self._others.running() and all(phases.waits(b.phase) for b in working):
-            return min(b.age_s for b in working) > limits.SAVING_S  # another machine may be saving a checkpoint
-        return limits.silent(beats, self.outcome.asked, self._watch) if beats else self._ours or self._asked_times > 1
+            return min(b.age_s for b in working) > timeouts.SAVING_S  # another machine may be saving a checkpoint
+        return timeouts.silent(beats, self.outcome.asked, self._watch) if beats else self._ours or self._asked_times > 1
 
     def _close(self, beats: list[heartbeat.Beat]) -> None:
         """The work of all is done; something keeps a process. The run is what rank 0 has written of it."""
         since_s = min(b.age_s for b in beats)
-        limit_s = limits.STALL_S if self.outcome.asked == Exit.INTERRUPTED else limits.CLOSING_S
+        limit_s = timeouts.STALL_S if self.outcome.asked == Exit.INTERRUPTED else timeouts.CLOSING_S
         if self._killing or not self._alive or since_s <= limit_s:
             return
-        names = ", ".join([f"rank {b.rank}" for b in beats if not limits.has_left(b)] or [c.name for c in self._alive.values()])
+        names = ", ".join([f"rank {b.rank}" for b in beats if not timeouts.has_left(b)] or [c.name for c in self._alive.values()])
         why = "a thread that is no daemon, or what it does at exit"
-        console.warning(f"{names}: finished since {since_s:.0f} s, and the process does not leave ({why}): ended")
+        log.warning(f"{names}: finished since {since_s:.0f} s, and the process does not leave ({why}): ended")
         self.outcome.closed = Exit((rundir.read_json(self.run.summary) or {}).get("exit_code", self.outcome.asked))
         self._kill_all()
 

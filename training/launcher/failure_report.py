@@ -8,21 +8,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from training import heartbeat, rundir
-from training.data import store
+from training.core import exit_status, heartbeat, rundir
+from training.core.errors import RANK_DISK_FULL, Exit
+from training.data import prepared_cache
 from training.diagnose import card
+from training.diagnose import exception_cause as causes
 from training.diagnose.advice import of_end, values
-from training.diagnose.line import shown
-from training.errors import RANK_DISK_FULL, Exit
-from training.host import limits
+from training.diagnose.log_line import shown
+from training.host import cgroups
 from training.host.process import STOP_SIGNALS
-from training.launch import cause as causes
-from training.launch import ended
-from training.launch.outcome import Outcome
-from training.launch.output import tail
-from training.watch.death import DIED, ERROR
-from training.watch.finding import DESYNC, Finding
-from training.watch.sight.stacks import Stack
+from training.launcher.outcome import Outcome
+from training.launcher.output import tail
+from training.watchdog.hang_report import DESYNC, Finding
+from training.watchdog.probes.stacks import Stack
+from training.watchdog.rank_exit import DIED, ERROR
 
 SHOWN_LINES = 10
 SHOWN_CHARACTERS = 240  # of an exception's message
@@ -61,7 +60,7 @@ def statuses(outcome: Outcome) -> str:
     """How the ranks of this machine have ended, after a colon; '' under torchrun, which does not tell."""
     by_end: dict[str, list[str]] = {}
     for rank, status in sorted((rank, status) for rank, status in outcome.ended if rank is not None):
-        by_end.setdefault("ended with status 0" if status == 0 else ended.how(status), []).append(str(rank))
+        by_end.setdefault("ended with status 0" if status == 0 else exit_status.how(status), []).append(str(rank))
     return "".join(f"{';' if i else ':'} rank {', '.join(ranks)} {how}" for i, (how, ranks) in enumerate(by_end.items()))
 
 
@@ -157,7 +156,7 @@ def _what(
         first_line = own["message"].splitlines()[0] if own["message"] else ""
         first_line = first_line if len(first_line) <= SHOWN_CHARACTERS else f"{first_line[: SHOWN_CHARACTERS - 1]}…"
         return causes.of_error(own), ERROR, f"{own['type']}: {first_line}"
-    if outcome.ours and -status == signal.SIGBUS and (changed := store.changed(run)):
+    if outcome.ours and -status == signal.SIGBUS and (changed := prepared_cache.changed(run)):
         return causes.UNKNOWN, DIED, f"killed by SIGBUS: {changed}; the next start prepares it again"
     if -status == signal.SIGKILL and (kills := _for_memory(outcome)):
         return "host_oom_killed", DIED, kills
@@ -167,15 +166,15 @@ def _what(
         known = causes.of_error(own)
         return causes.EXIT_STATUS if known == causes.UNKNOWN else known, DIED, causes.left(own)
     torchrun = rank is None and status >= 0  # tells only that something failed
-    return causes.UNKNOWN if torchrun else causes.of_status(status), DIED, ended.how(status)
+    return causes.UNKNOWN if torchrun else causes.of_status(status), DIED, exit_status.how(status)
 
 
 def _for_memory(outcome: Outcome) -> str:
     """How it is known that the kernel has killed a rank since memory ran out; '' when that is not known."""
-    before, now = outcome.oom_kills, limits.oom_kills()
+    before, now = outcome.oom_kills, cgroups.oom_kills()
     if before is None or now is None or now <= before:
         return ""
-    return f"{ended.how(-signal.SIGKILL)} when memory ran out: the kernel's count of such kills has risen from {before} to {now}"
+    return f"{exit_status.how(-signal.SIGKILL)} when memory ran out: the kernel's count of such kills has risen from {before} to {now}"
 
 
 def _where(outcome: Outcome, own: dict[str, Any] | None) -> str | None:

@@ -11,10 +11,11 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
+from training.core import exit_status
 from training.host import process
-from training.launch import ended, wishes
-from training.launch.guardian import Guardian
-from training.launch.wishes import Wishes
+from training.launcher import stop_signals
+from training.launcher.reaper import Guardian
+from training.launcher.stop_signals import Wishes
 
 KEPT_BYTES = 1 << 16  # of what it says, the last
 LEAVE_S = 5.0
@@ -60,7 +61,7 @@ def _watched(child: subprocess.Popen[bytes], limit_s: float, wanted: Wishes) -> 
             if pidfd in ready:
                 break
             if wanted.fd in ready and (numbers := wanted.read()):
-                wrong = f"{wishes.name(numbers[0])}: ended"
+                wrong = f"{stop_signals.name(numbers[0])}: ended"
             elif time.monotonic() >= end:
                 wrong = f"not done within {limit_s:g} s: ended"
     os.close(pidfd)
@@ -74,4 +75,4 @@ def _watched(child: subprocess.Popen[bytes], limit_s: float, wanted: Wishes) -> 
         while chunk := os.read(output, KEPT_BYTES):
             said = (said + chunk)[-KEPT_BYTES:]
     child.stdout.close()
-    return wrong or (ended.how(status) if status else ""), said.decode("utf-8", "replace")
+    return wrong or (exit_status.how(status) if status else ""), said.decode("utf-8", "replace")

@@ -2,7 +2,7 @@
 never executed, and everything that is no such line is an error of that connection alone.
 
 A cable that is cut says nothing. Two things notice it: the kernel, which asks a quiet peer by itself and gives up unanswered data (also
-while a supervisor is busy with its data), and a ping that the supervisor itself must send (training.launch.line), since the kernel
+while a supervisor is busy with its data), and a ping that the supervisor itself must send (training.launcher.peer_link), since the kernel
 answers for a frozen program too, and takes up to 20 s where its own retransmissions have become rare.
 """
 

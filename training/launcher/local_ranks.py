@@ -10,11 +10,11 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from training import rundir
-from training.asked import ENTRYPOINT, ROOT
-from training.errors import Exit, Problem, UserError
+from training.core import rundir
+from training.core.errors import Exit, Problem, UserError
 from training.host import ports
-from training.launch.place import LOOPBACK
+from training.host.placement import LOOPBACK
+from training.plan.cli_args import ENTRYPOINT, ROOT
 
 # Where a port can only be named, not handed over: outside the kernel's range for outgoing connections (from 32768), so that
 # nothing takes it by chance before rank 0 does.

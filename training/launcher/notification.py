@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from training import rundir, summary
-from training.engine import manifest
-from training.errors import EXIT_MEANING, Exit
+from training.core import manifest, rundir
+from training.core.errors import EXIT_MEANING, Exit
+from training.core.redact import masked
+from training.diagnose import exception_cause as causes
 from training.host.gpus import one_line
-from training.host.redact import masked
-from training.launch import cause as causes
-from training.launch.output import tail
+from training.launcher.output import tail
+from training.trainer import summary
 
 FINISHED, FAILED, STOPPED, PREEMPTED = "finished", "failed", "stopped", "preempted"
 WORDS = {FINISHED: "finished", FAILED: "failed", STOPPED: "stopped on request", PREEMPTED: "preempted"}

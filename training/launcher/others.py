@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from training import console
+from training.core import log
 from training.host import process
-from training.launch.line import Line, Waiting
+from training.launcher.peer_link import Line, Waiting
 
 
 class Others:
@@ -42,7 +42,7 @@ class Others:
             self._told = True
             self.line.tell({"ended": code})
         if left:
-            self._waiting.say(f"{', '.join(map(self.line.name, left))} to end; the ranks of this machine have ended", level=console.info)
+            self._waiting.say(f"{', '.join(map(self.line.name, left))} to end; the ranks of this machine have ended", level=log.info)
         return bool(left)
 
     def still_s(self) -> float:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from training.errors import Exit
-from training.launch.line import Lost
-from training.watch.death import Death
-from training.watch.finding import Finding
+from training.core.errors import Exit
+from training.launcher.peer_link import Lost
+from training.watchdog.hang_report import Finding
+from training.watchdog.rank_exit import Death
 
 
 @dataclass

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from training import console
+from training.core import log
 
 PIPE_BYTES = 1 << 20  # the most that the kernel allows any user (/proc/sys/fs/pipe-max-size)
 READ_BYTES = 1 << 20
@@ -54,7 +54,7 @@ class Output:
             self._file.write(chunk)
         except OSError as error:  # a full disk must not stop the training; said once
             if not self._warned:
-                console.warning(f"{self._file.name} can not be written: {error.strerror}")
+                log.warning(f"{self._file.name} can not be written: {error.strerror}")
             self._warned = True
         if not self._thread_shown and self._thread_at is None:
             self._look_for_thread(chunk)
@@ -67,13 +67,13 @@ class Output:
             pass
         cut = chunk.rfind(b"\n") + 1
         if cut:  # whole lines in one piece: nothing here costs per line
-            console.lines_to_log(self._line + chunk[:cut])
+            log.lines_to_log(self._line + chunk[:cut])
             self._line = chunk[cut:]
         else:
             self._line += chunk
         if len(self._line) > OPEN_BYTES:  # a progress bar on one endless line
             self._line = self._line.rpartition(b"\r")[2][-OPEN_BYTES:]
-        console.left_open(self._line)
+        log.left_open(self._line)
 
     def _look_for_thread(self, chunk: bytes) -> None:
         if IN_THREAD in chunk or IN_THREAD in self._seam + chunk[: len(IN_THREAD)]:
@@ -92,7 +92,7 @@ class Output:
 
     def close(self) -> None:
         if self._line and self.shown:
-            console.lines_to_log(self._line + b"\n")
+            log.lines_to_log(self._line + b"\n")
         self._file.close()
         os.close(self.fd)
 

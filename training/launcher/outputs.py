@@ -7,10 +7,10 @@ import selectors
 import time
 from collections.abc import Callable
 
-from training import console, rundir
+from training.core import log, rundir
 from training.host.gpus import one_line
-from training.launch.output import Output
-from training.launch.spawn import Child
+from training.launcher.output import Output
+from training.launcher.spawn import Child
 
 GATHER_S = 0.002
 
@@ -49,7 +49,7 @@ class Outputs:
         for output in self._open.values():
             if text := output.thread(ended):
                 text = f"[{output.path.stem}] {one_line(text)[:300]}; the rank goes on without this thread: {output.path}"
-                console.warning(text)
+                log.warning(text)
                 self._run.event("warning", text=text, rank=int(output.path.stem.removeprefix("rank")), by="supervisor")
 
     def drain_rest(self) -> None:

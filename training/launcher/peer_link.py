@@ -11,20 +11,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from training import console
-from training.launch.place import Place
-from training.launch.team import Team
-from training.launch.wire import SILENT_S, Broken, Message, Wire
-from training.rundir import ASKED
+from training.core import log
+from training.core.rundir import ASKED
+from training.host.placement import Place
+from training.launcher.json_socket import SILENT_S, Broken, Message, Wire
+from training.launcher.local_ranks import Team
 
 PING_S = 1.0
 LATE_S = 2.5 * PING_S
 STILL_S = SILENT_S - 2 * PING_S  # the ranks may have stopped a little later than the answers
 TURN_S = 1.0  # counts at most between two turns: when this supervisor was stopped itself, the others were not silent
-SETTLE_S = 6.0  # longer than the other ranks get for their last words (training.launch.limits)
+SETTLE_S = 6.0  # longer than the other ranks get for their last words (training.launcher.timeouts)
 PAUSE_S = 0.05
 SAY_AFTER_S, SAY_EVERY_S = 5.0, 30.0
-# Kinds of a failure, beside those of training.launch.verdict: another machine, or the way to it.
+# Kinds of a failure, beside those of training.launcher.failure_report: another machine, or the way to it.
 SILENT, GONE = "silent", "gone"
 NETWORK, PEER_DIED = "nccl_network", "peer_died"  # causes
 UNREACHABLE = "no answer of its supervisor; the network between the machines, or the machine itself"
@@ -116,7 +116,7 @@ class Line(ABC):
             if wire.quiet_s <= SILENT_S:
                 if node in self._warned:
                     self._warned.remove(node)
-                    console.info(f"{self.name(node)} answers again")
+                    log.info(f"{self.name(node)} answers again")
             elif node in self._silent:
                 continue
             elif wire.unreachable or still_s > STILL_S:
@@ -124,7 +124,7 @@ class Line(ABC):
                 found.append(self._silence(node, wire, wire.unreachable))
             elif node not in self._warned:
                 self._warned.add(node)
-                console.warning(f"{self._silence(node, wire, False).text}; the ranks go on")
+                log.warning(f"{self._silence(node, wire, False).text}; the ranks go on")
         return found
 
     def overdue(self) -> Lost | None:
@@ -211,7 +211,7 @@ class Waiting:
     def seconds(self) -> float:
         return time.monotonic() - self._started
 
-    def say(self, what: str, why: str = "", level: Callable[[str], None] = console.warning) -> None:
+    def say(self, what: str, why: str = "", level: Callable[[str], None] = log.warning) -> None:
         waited = self.seconds
         if waited - self._said > (SAY_EVERY_S if self._said else SAY_AFTER_S):
             self._said = waited

@@ -8,12 +8,12 @@ import shlex
 import sys
 from typing import Any
 
-from training import console, rundir
-from training.asked import ROOT
-from training.errors import Exit
-from training.host.redact import masked
-from training.launch import errand, news, spawn
-from training.launch.wishes import Wishes
+from training.core import log, rundir
+from training.core.errors import Exit
+from training.core.redact import masked
+from training.launcher import hook_runner, notification, spawn
+from training.launcher.stop_signals import Wishes
+from training.plan.cli_args import ROOT
 
 REPORT_S, NOTIFY_S = 60.0, 30.0
 PREEMPTED_S = 10.0  # for the report: who preempts does not wait long
@@ -36,11 +36,11 @@ class Ending:
         if not self.plan["config"].get("report") or self._empty():
             self._forget_old()
             return False
-        command = [sys.executable, str(ROOT / "lib/run_module.py"), "training.report", str(self.run.path)]
+        command = [sys.executable, str(ROOT / "lib/run_module.py"), "training.cli.report", str(self.run.path)]
         limit_s = PREEMPTED_S if code == Exit.PREEMPTED else REPORT_S
-        wrong, said = errand.run([*command, "--quiet"], spawn.clean_environment(ours=True), b"", limit_s, self._wishes, nice=NICE)
+        wrong, said = hook_runner.run([*command, "--quiet"], spawn.clean_environment(ours=True), b"", limit_s, self._wishes, nice=NICE)
         if wrong:
-            console.warning(f"no report was made: {_with_last_line(wrong, said)}\n    try: {shlex.join(command)}")
+            log.warning(f"no report was made: {_with_last_line(wrong, said)}\n    try: {shlex.join(command)}")
             self._forget_old()
         return not wrong
 
@@ -58,9 +58,9 @@ class Ending:
         name. `why`: what he was told where no rank has ended the run."""
         with self._wishes:  # from here on nothing can change the status
             if self.begun and self.report(code):
-                console.info(f"report: {self.run.report}")
+                log.info(f"report: {self.run.report}")
             if command := self.plan["config"].get("notify"):
-                self._notify(command, news.of(self.run, self.plan, code, begun=self.begun, why=why))
+                self._notify(command, notification.of(self.run, self.plan, code, begun=self.begun, why=why))
 
     def _notify(self, command: str, facts: dict[str, Any]) -> None:
         told = {
@@ -74,11 +74,11 @@ class Ending:
         }
         given = (json.dumps(facts, ensure_ascii=False) + "\n").encode("utf-8", "replace")
         # What happened comes as data only: nothing of it is ever part of a command line.
-        wrong, said = errand.run([SHELL, "-c", command], spawn.clean_environment(ours=False) | told, given, NOTIFY_S, self._wishes)
+        wrong, said = hook_runner.run([SHELL, "-c", command], spawn.clean_environment(ours=False) | told, given, NOTIFY_S, self._wishes)
         for line in said.splitlines():
-            console.to_log(f"notify: {masked(line)}\n")
+            log.to_log(f"notify: {masked(line)}\n")
         if wrong:
-            console.warning(f"--notify has failed: {_with_last_line(wrong, said)}")
+            log.warning(f"--notify has failed: {_with_last_line(wrong, said)}")
 
 
 def _with_last_line(wrong: str, said: str) -> str:

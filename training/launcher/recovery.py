@@ -1,4 +1,4 @@
-"""After a failure: what helps (training.launch.remedy) is done, said and noted; the ranks start from the last verified checkpoint."""
+"""After a failure: what helps (training.launcher.recovery_policy) is done, said and noted; the ranks start from the last verified checkpoint."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from training import amounts, console, heartbeat, rundir
-from training.engine import manifest
-from training.errors import Exit
-from training.inject import ATTEMPT
-from training.launch import wishes
-from training.launch.outcome import Outcome
-from training.launch.remedy import BY_ITSELF, CURES, Failure, GiveUp, Restart, changed_plan, remedy
-from training.launch.wishes import Wishes
+from training.config.fault_spec import ATTEMPT
+from training.core import heartbeat, log, manifest, rundir, units
+from training.core.errors import Exit
+from training.launcher import stop_signals
+from training.launcher.outcome import Outcome
+from training.launcher.recovery_policy import BY_ITSELF, CURES, Failure, GiveUp, Restart, changed_plan, remedy
+from training.launcher.stop_signals import Wishes
 
 SHOWN = 3  # failures in the last line
 
@@ -71,9 +70,9 @@ class Recovery:
         if number is None:
             return False
         self.run.failure.unlink(missing_ok=True)  # it is not why the run ended
-        self.stopped = wishes.code(number)
-        text = f"{wishes.name(number)}: stopped before the restart; step {self._saved()} is saved"
-        console.warning(f"{text} (exit {int(self.stopped)})")
+        self.stopped = stop_signals.code(number)
+        text = f"{stop_signals.name(number)}: stopped before the restart; step {self._saved()} is saved"
+        log.warning(f"{text} (exit {int(self.stopped)})")
         return True
 
     def _saved(self) -> int:
@@ -93,7 +92,7 @@ class Recovery:
     def follow(self, order: dict[str, Any], record: dict[str, Any]) -> None:
         """On another machine than node 0: what that has decided. It comes from a network, so only what may change is changed."""
         self._change({name: order["changes"][name] for name in CURES if name in order["changes"]}, str(order["why"]))
-        console.warning(f"{_told(record)}; restarting with the other machines from the last checkpoint")
+        log.warning(f"{_told(record)}; restarting with the other machines from the last checkpoint")
 
     def _change(self, changes: dict[str, Any], why: str) -> None:
         """The plan of this machine, in place and in its files, becomes that of the next attempt."""
@@ -128,7 +127,7 @@ class Recovery:
         text = f"restarting from {origin}{count}{pause}, {_steps(failure.lost)} lost{changes}"
         with contextlib.suppress(OSError):
             rundir.write_json(self.run.failure, record | {"advice": [text]})
-        console.warning(f"{_told(record)}; {text}")
+        log.warning(f"{_told(record)}; {text}")
 
     def _note(self, failure: Failure, changes: dict[str, list[Any]]) -> None:
         changed = [f"{name} {before} → {after}" for name, (before, after) in changes.items()]
@@ -155,7 +154,7 @@ class Recovery:
             return
         self._waits = False
         seconds = beat.wall_time - self._failed_at
-        console.info(f"training again, {seconds:.1f} s after the failure")
+        log.info(f"training again, {seconds:.1f} s after the failure")
         self.run.event("recovered", attempt=self._attempt, step=beat.first_step, seconds=seconds)
 
     def finish(self) -> str:
@@ -167,7 +166,7 @@ class Recovery:
             rundir.write_json(self.run.summary, known | {"restarts": self.restarts})
         count, kinds = len(self.restarts), Counter(map(str, self._failures))
         shown = [f"{text}{f', {times} times' if times > 1 else ''}" for text, times in kinds.items()]
-        return f" after {amounts.plural(count, 'restart')} ({'the last: ' if len(kinds) > SHOWN else ''}{'; '.join(shown[-SHOWN:])})"
+        return f" after {units.plural(count, 'restart')} ({'the last: ' if len(kinds) > SHOWN else ''}{'; '.join(shown[-SHOWN:])})"
 
 
 def _told(record: dict[str, Any]) -> str:
@@ -181,4 +180,4 @@ def _told(record: dict[str, Any]) -> str:
 
 
 def _steps(count: int) -> str:
-    return amounts.plural(count, "step")
+    return units.plural(count, "step")

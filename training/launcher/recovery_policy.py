@@ -16,12 +16,13 @@ from typing import Any
 from training import tasks
 from training.config import batch
 from training.config.schema import Config
-from training.host import decide, memory
-from training.launch.cause import EXIT_STATUS, KILLED, RAISED, SEGFAULT, UNKNOWN
-from training.rundir import ASKED
-from training.watch import phases
-from training.watch.death import DIED
-from training.watch.finding import BLOCKED, DESYNC, HANG, STOPPED, UNEVEN
+from training.core import phases
+from training.core.rundir import ASKED
+from training.diagnose.exception_cause import EXIT_STATUS, KILLED, RAISED, SEGFAULT, UNKNOWN
+from training.host import decisions
+from training.tasks.gpt import memory
+from training.watchdog.hang_report import BLOCKED, DESYNC, HANG, STOPPED, UNEVEN
+from training.watchdog.rank_exit import DIED
 
 SIGNALS = {signal.SIGKILL, signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
 NETWORK = {"nccl_network", "peer_died", "port_in_use", "rendezvous_timeout", "collective_timeout"}
@@ -166,8 +167,8 @@ def changed_plan(plan: dict[str, Any], changes: dict[str, Any], why: str) -> dic
         assert split, "batch.smaller() gives divisors only"
         plan |= {
             "batch": asdict(split),
-            "device_batch_size": decide.Choice(size, why).record(),
-            "static_graph": decide.static_graph(Config(**config), split.accumulation).record(),
+            "device_batch_size": decisions.Choice(size, why).record(),
+            "static_graph": decisions.static_graph(Config(**config), split.accumulation).record(),
         }
         if "memory" in plan:
             load = replace(memory.Load(**plan["memory"]["load"]), sequences=size)

@@ -2,7 +2,7 @@
 
 Node 0 listens at the meeting point. Another node asks it for the run's name, with what it is going to do itself (`ask`), makes its
 part of the run directory, joins, prepares its data, says that it is ready; when all are, everybody goes. From then on a node
-says at once when one of its ranks has failed, and a line that breaks is a node that is gone (training.launch.line).
+says at once when one of its ranks has failed, and a line that breaks is a node that is gone (training.launcher.peer_link).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from training import console
-from training.errors import Exit, Problem, UserError
+from training.core import log
+from training.core.errors import Exit, Problem, UserError
 from training.host import network, ports
-from training.launch.line import GONE, NAME, PEER_DIED, Line, Lost, Waiting
-from training.launch.place import LOOPBACK, Place
-from training.launch.team import Team, is_script, listen
-from training.launch.wire import Broken, Message, Wire
+from training.host.placement import LOOPBACK, Place
+from training.launcher.json_socket import Broken, Message, Wire
+from training.launcher.local_ranks import Team, is_script, listen
+from training.launcher.peer_link import GONE, NAME, PEER_DIED, Line, Lost, Waiting
 
 PROTOCOL = 3
 ANSWER_S = 2.0  # a stranger on the port does not answer at all
@@ -57,7 +57,7 @@ class Head(Line):
         self._stack.callback(self._close)
         self._ready: set[int] = set()
         if self.port != wanted:
-            console.warning(f"port {wanted} is taken by {ports.owner(wanted)}; meeting at {self.port}, the others find it")
+            log.warning(f"port {wanted} is taken by {ports.owner(wanted)}; meeting at {self.port}, the others find it")
 
     def _listen(self) -> None:
         self.store = listen(self._bound, self.port, 8 * self.place.nnodes)
@@ -82,7 +82,7 @@ class Head(Line):
                 self._greet(Wire(connection), peer[0])
             for node in list(self.wires):
                 if why := self._hear(node):
-                    console.warning(f"{why}; it may come again")
+                    log.warning(f"{why}; it may come again")
 
     def _hear(self, node: int) -> str:
         """Is this node ready? Says why when it is gone."""
@@ -101,7 +101,7 @@ class Head(Line):
             node = message.get("node")
             refused = self._refusal(message, node)
             if refused:
-                console.warning(f"refused: {peer}, which says it is node {node}: {'; '.join(refused)}")
+                log.warning(f"refused: {peer}, which says it is node {node}: {'; '.join(refused)}")
                 wire.send({"refused": refused})
             elif message["want"] == "join" and isinstance(node, int):
                 if node in self.wires:
@@ -109,7 +109,7 @@ class Head(Line):
                 self._ready.discard(node)
                 wire.send({"joined": True, "host": socket.gethostname()})
                 self.met(node, wire, peer, message.get("host"))
-                console.info(f"node {node} is here{self.name(node).removeprefix(f'node {node}')}")
+                log.info(f"node {node} is here{self.name(node).removeprefix(f'node {node}')}")
                 return
             else:
                 wire.send({"run": self.plan["run_name"], "launch": self.plan["launch"]})
@@ -130,7 +130,7 @@ class Head(Line):
     def go(self) -> Team:
         waiting = Waiting()
         while missing := [n for n in range(1, self.place.nnodes) if n not in self._ready]:
-            waiting.say(f"{', '.join(map(self.name, missing))} to be ready", level=console.info)
+            waiting.say(f"{', '.join(map(self.name, missing))} to be ready", level=log.info)
             readable, _, _ = select.select(list(self.wires.values()), [], [], RETRY_S)
             for node in [n for n, wire in self.wires.items() if wire in readable]:
                 if why := self._hear(node):
@@ -148,7 +148,7 @@ class Head(Line):
 
     def decide(self, order: Message | None, stopped: int = 0) -> Message | None:
         if order is not None and (missing := self.missing()):
-            console.error(f"not restarted: {missing} can not be reached any more")
+            log.error(f"not restarted: {missing} can not be reached any more")
             order = None
         self._ready.clear()
         self.tell({"over": stopped} if order is None else {"again": order})
@@ -188,7 +188,7 @@ class Member(Line):
         """The next message of node 0 with one of these keys, or that it is gone. What it still said of the attempt before is skipped."""
         waiting = Waiting()
         while 0 in self.wires:
-            waiting.say(what, level=console.info)
+            waiting.say(what, level=log.info)
             select.select([self.wires[0]], [], [], RETRY_S)
             messages = self.read(0)
             for i, message in enumerate(messages):

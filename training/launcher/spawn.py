@@ -15,11 +15,10 @@ import termios
 from dataclasses import dataclass
 from pathlib import Path
 
-from training import rundir
 from training.config.resolve import INTERNAL
-from training.host import process
-from training.launch import mode
-from training.launch.team import Team
+from training.core import rundir
+from training.host import process, topology
+from training.launcher.local_ranks import Team
 
 # What a rank tells of one start. Its log stays, and goes on.
 TOLD = re.compile(r"rank(\d+)\.(bin|error\.json|stacks|ended|sock)")
@@ -65,7 +64,7 @@ def clean_environment(ours: bool) -> dict[str, str]:
     """The environment without what an outer launcher or a shell profile left: it would make ranks of another run. A script that
     is not ours gets nothing of what our parts tell each other either."""
     private = {"DUET_SCRIPT"} if ours else INTERNAL
-    return {name: value for name, value in mode.clean(os.environ).items() if name not in private}
+    return {name: value for name, value in topology.clean(os.environ).items() if name not in private}
 
 
 def start_ranks(team: Team, command: list[str], token: str, *, ours: bool, terminal: bool) -> list[Child]:

@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from training.errors import Exit
+from training.core.errors import Exit
 from training.host import process
 
 

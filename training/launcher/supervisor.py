@@ -1,7 +1,7 @@
 """The supervisor of one machine: prepares the data, starts the ranks, watches and reaps them, says what became of them.
 
-    python lib/run_module.py training.supervise RUN_DIR [--node=1] [--analyse]
-    python lib/run_module.py training.supervise attach …        stacks of a run, or of any processes (training.watch.attach)
+    python lib/run_module.py training.cli.supervise RUN_DIR [--node=1] [--analyse]
+    python lib/run_module.py training.cli.supervise attach …        stacks of a run, or of any processes (training.monitor.attach)
 
 It is the process that the launch scripts become, so its exit status is theirs. It imports no torch.
 """
@@ -17,28 +17,33 @@ import time
 from contextlib import nullcontext
 from typing import Any
 
-from training import asked, command, console, heartbeat, plan_files, rundir, standing, summary, tasks
-from training import plan as planner
-from training.data import store
+from training import tasks
+from training.core import heartbeat, rundir, standing
+from training.core import log as console
+from training.core.errors import Exit, Problem, UserError
+from training.data import prepared_cache
 from training.diagnose import card
-from training.errors import Exit, Problem, UserError
+from training.host import program
 from training.host.torch_build import NO_LIBUV
-from training.launch import meeting, team, verdict
-from training.launch.attempt import Attempt
-from training.launch.ending import Ending
-from training.launch.guardian import Guardian
-from training.launch.line import Line
-from training.launch.outcome import Outcome
-from training.launch.output import tail
-from training.launch.recovery import Recovery
-from training.launch.wishes import Wishes
+from training.launcher import failure_report, local_ranks, rendezvous
+from training.launcher.attempt import Attempt
+from training.launcher.outcome import Outcome
+from training.launcher.output import tail
+from training.launcher.peer_link import Line
+from training.launcher.post_run import Ending
+from training.launcher.reaper import Guardian
+from training.launcher.recovery import Recovery
+from training.launcher.stop_signals import Wishes
+from training.plan import cli_args, writer
+from training.plan import training_plan as planner
+from training.trainer import summary
 
 SEARCHED_LINES = 200  # at the end of each rank's log
 
 
 def main(argv: list[str]) -> int:
     if argv[:1] == ["attach"]:
-        from training.watch import attach
+        from training.monitor import attach
 
         return attach.main(argv[1:])
     node = next((int(word.removeprefix("--node=")) for word in argv if word.startswith("--node=")), 0)
@@ -73,7 +78,7 @@ def _run(run: rundir.RunDir, plan: dict[str, Any], stages: set[str], ending: End
     except KeyboardInterrupt:
         text = "interrupted before the start"
         if not ending.begun and run.own.exists():
-            plan_files.withdraw(run)
+            writer.withdraw(run)
             text += f"; {run.name} is what it was" if plan["resume"] else f"; {run.path} is removed"
         console.warning(f"{text} (exit {int(Exit.INTERRUPTED)})")
         return Exit.INTERRUPTED, text
@@ -81,9 +86,9 @@ def _run(run: rundir.RunDir, plan: dict[str, Any], stages: set[str], ending: End
 
 def _line(run: rundir.RunDir, plan: dict[str, Any]) -> Line:
     try:
-        return meeting.line_of(plan)
+        return rendezvous.line_of(plan)
     except UserError:
-        plan_files.withdraw(run)
+        writer.withdraw(run)
         raise
 
 
@@ -92,10 +97,10 @@ def _prepare(run: rundir.RunDir, plan: dict[str, Any], line: Line | None) -> Non
     try:
         if line:
             line.gather(plan["config"]["meeting_timeout"])
-        if not team.is_script(plan) and tasks.reads_text(plan):
-            store.prepare(run, plan)
+        if not local_ranks.is_script(plan) and tasks.reads_text(plan):
+            prepared_cache.prepare(run, plan)
     except UserError:
-        plan_files.withdraw(run)
+        writer.withdraw(run)
         raise
 
 
@@ -109,10 +114,10 @@ def _together(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, line: Li
         outcome = attempt.go()
         if _folder_lost(run, plan, outcome):
             return Exit.TRAINING
-        code = verdict.exit_code(outcome)
+        code = failure_report.exit_code(outcome)
         if not outcome.guilty and not outcome.killed:
             return _regular_end(run, plan, ending, outcome, recovery.finish()) if first else _node_end(run, code, outcome)
-        own = {"node": plan["place"]["node_rank"]} | verdict.failure(outcome, run, plan)
+        own = {"node": plan["place"]["node_rank"]} | failure_report.failure(outcome, run, plan)
         record = line.settle(own)
         _keep_failure(run, record, plan["created"])
         chosen = recovery.choose(record, outcome, line.missing()) if first and _may_help(run, outcome, record) else None
@@ -126,20 +131,20 @@ def _together(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, line: Li
             recovery.begin(chosen)
         else:
             recovery.follow(order, record)
-        if store.changed(run):
-            store.prepare(run, plan)
+        if prepared_cache.changed(run):
+            prepared_cache.prepare(run, plan)
 
 
 def _attempts(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, stages: set[str], token: str) -> int:
     with Wishes() as wishes:
         recovery = Recovery(run, plan, wishes)
         while True:
-            attempt = Attempt(run, plan, team.alone(plan), token, wanted=wishes)
+            attempt = Attempt(run, plan, local_ranks.alone(plan), token, wanted=wishes)
             attempt.each_pass = recovery.look
             outcome = attempt.go()
             if _folder_lost(run, plan, outcome):
                 return Exit.TRAINING
-            code = verdict.exit_code(outcome)
+            code = failure_report.exit_code(outcome)
             if not outcome.guilty and not outcome.killed:
                 return _regular_end(run, plan, ending, outcome, recovery.finish())
             if not outcome.blocked and _lacks_libuv(run, plan, outcome):
@@ -149,15 +154,15 @@ def _attempts(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, stages: 
                 ending.begun = False
                 console.warning(f"stopped before the first step; {run.name} is what it was (exit {int(outcome.asked)})")
                 return int(outcome.asked)
-            record = verdict.failure(outcome, run, plan)
+            record = failure_report.failure(outcome, run, plan)
             _keep_failure(run, record, plan["created"])
             if not _may_help(run, outcome, record) or not recovery.again(record, outcome):
                 if recovery.stopped:
                     return int(recovery.stopped)
                 _tell(run, outcome, record, recovery.given_up, analyse="--analyse" in stages)
                 return int(code)
-            if store.changed(run):
-                wishes.unless_asked(lambda: store.prepare(run, plan))
+            if prepared_cache.changed(run):
+                wishes.unless_asked(lambda: prepared_cache.prepare(run, plan))
             if recovery.asked_to_stop():
                 return int(recovery.stopped or code)
 
@@ -167,14 +172,14 @@ def _folder_lost(run: rundir.RunDir, plan: dict[str, Any], outcome: Outcome) -> 
     if not outcome.ours or not (outcome.gone or run.is_gone()):
         return False
     what = f"the run directory {run.own} has disappeared: it was removed, or its disk was unmounted, while the run trained"
-    fixes = [asked.command(plan["command"]["script"], plan["command"]["args"]) + "   # from the beginning: its checkpoints are gone"]
+    fixes = [cli_args.command(plan["command"]["script"], plan["command"]["args"]) + "   # from the beginning: its checkpoints are gone"]
     console.report(UserError(Problem(what, "", fixes), Exit.TRAINING), closing="training failed, nothing was saved")
     return True
 
 
 def _unbegun(run: rundir.RunDir, plan: dict[str, Any]) -> bool:
     """Was this the resume of a run, without a step? Then the run is again what it was before."""
-    return plan["resume"] and not standing.stepped_since(run, plan["created"]) and plan_files.give_back(run)
+    return plan["resume"] and not standing.stepped_since(run, plan["created"]) and writer.give_back(run)
 
 
 def _may_help(run: rundir.RunDir, outcome: Outcome, record: dict[str, Any]) -> bool:
@@ -226,14 +231,14 @@ def _keep_failure(run: rundir.RunDir, record: dict[str, Any], created: float) ->
 
 def _node_end(run: rundir.RunDir, code: int, outcome: Outcome) -> int:
     text = f"this machine's ranks have ended; the run is node 0's, what each rank said here: {run.ranks}/"
-    how = "" if outcome.ours else verdict.statuses(outcome)
+    how = "" if outcome.ours else failure_report.statuses(outcome)
     console.success(text) if code == Exit.DONE else console.warning(f"stopped on request{how} (exit {int(code)}); {text}")
     return code
 
 
 def _regular_end(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, outcome: Outcome, recovered: str = "") -> int:
-    code = verdict.exit_code(outcome)
-    if team.is_script(plan):
+    code = failure_report.exit_code(outcome)
+    if local_ranks.is_script(plan):
         return _script_end(run, plan, code, outcome)
     ending.report(code)
     text = summary.render(run, plan)
@@ -255,7 +260,7 @@ def _script_end(run: rundir.RunDir, plan: dict[str, Any], code: int, outcome: Ou
         console.success(f"script finished: {ranks} ended with status 0 after {seconds:.1f} s; what each said: {run.ranks}/")
     else:
         who = "on request" if outcome.asked != Exit.DONE else "by itself"
-        console.warning(f"script stopped {who}{verdict.statuses(outcome)} (exit {int(code)}); what each rank said: {run.ranks}/")
+        console.warning(f"script stopped {who}{failure_report.statuses(outcome)} (exit {int(code)}); what each rank said: {run.ranks}/")
     return code
 
 
@@ -279,4 +284,4 @@ def analysis(run: rundir.RunDir) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(main, __doc__, internal=True, pipe=sys.argv[1:2] == ["attach"]))
+    sys.exit(program.run(main, __doc__, internal=True, pipe=sys.argv[1:2] == ["attach"]))

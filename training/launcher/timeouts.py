@@ -7,14 +7,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from training import heartbeat
-from training.errors import Exit
-from training.heartbeat import STEP_PHASES, Beat
-from training.watch import phases
-from training.watch.budget import FIRST_STEPS, OWN
-from training.watch.finding import HANG, Finding
-from training.watch.sight import proc
-from training.watch.start import RanksWatch
+from training.core import heartbeat, phases
+from training.core.errors import Exit
+from training.core.heartbeat import STEP_PHASES, Beat
+from training.core.phase_timeouts import FIRST_STEPS, OWN
+from training.watchdog.hang_report import HANG, Finding
+from training.watchdog.probes import procfs
+from training.watchdog.start import RanksWatch
 
 PEER_GRACE_S = 3.0  # what the others may still say after one has failed
 SHORT_GRACE_S = 1.0  # the same where they know nothing that explains it
@@ -86,10 +85,10 @@ class Gone:
 
 def has_left(beat: Beat) -> bool:
     """Of this machine. Only what is certain: a /proc that cannot be read proves nothing."""
-    process = proc.look(beat.pid)
+    process = procfs.look(beat.pid)
     return process.state in "ZX" if process else not Path(f"/proc/{beat.pid}").exists()
 
 
 def unkillable(name: str, pid: int) -> str:
-    place = (process := proc.look(pid)) and process.waits_in
+    place = (process := procfs.look(pid)) and process.waits_in
     return f"{name} (pid {pid}) can not be ended: it is blocked in the kernel{f' ({place})' if place else ''}"

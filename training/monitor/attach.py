@@ -1,7 +1,7 @@
 """Looks into a training that runs, whoever has started it: where each rank is, and who keeps the others waiting.
 
-    python -m training.supervise attach --pid=PID [--json]      a rank, a worker of one, torchrun, any launcher, one Python process
-    python -m training.supervise attach --run=RUN [--json]      a run directory, a run's name in experiments/, or latest
+    python -m training.cli.supervise attach --pid=PID [--json]      a rank, a worker of one, torchrun, any launcher, one Python process
+    python -m training.cli.supervise attach --run=RUN [--json]      a run directory, a run's name in experiments/, or latest
 
 The training needs nothing for it and is not stopped. Exit status: 0 nothing is stuck, or it can not be told; 5 a hang; 2 wrong usage;
 3 the processes may not be looked into.
@@ -17,21 +17,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-from training import command, console, heartbeat, rundir, runs
-from training.errors import Exit, Problem, UserError
-from training.heartbeat import Beat
-from training.runs import EXPERIMENTS, LATEST, ROOT, Asker
-from training.watch import native, ranks, standstill
-from training.watch.finding import Finding
-from training.watch.sight import proc
-from training.watch.sight.sampling import Course, Sample, courses, take
-from training.watch.sight.stacks import Stack, in_collective, own
+from training.core import find_run, heartbeat, log, rundir
+from training.core.errors import Exit, Problem, UserError
+from training.core.find_run import EXPERIMENTS, LATEST, ROOT, Asker
+from training.core.heartbeat import Beat
+from training.host import program
+from training.watchdog import discovery, heartbeat_watchdog, stall_detector
+from training.watchdog.hang_report import Finding
+from training.watchdog.probes import procfs
+from training.watchdog.probes.sampling import Course, Sample, courses, take
+from training.watchdog.probes.stacks import Stack, in_collective, own
 
 LOOK_S, LOOKS = 1.0, 4
 CONFIRM_S = 4.0  # what looks like a standstill is looked at for so long again: a second without a move happens to anybody
 STATES = {"R": "running", "S": "sleeping", "D": "blocked in I/O", "T": "stopped", "t": "held by a debugger"}
 FLAGS = ("pid", "run")
-ASKER = Asker("--run", f"{ranks.COMMAND} --run=", f"{ranks.COMMAND} --run={LATEST}")
+ASKER = Asker("--run", f"{discovery.COMMAND} --run=", f"{discovery.COMMAND} --run={LATEST}")
 TAKES_VALUE = {"pid": True, "run": True, "json": False, "help": False}
 
 
@@ -41,9 +42,9 @@ def main(argv: list[str]) -> int:
         return int(Exit.DONE)
     try:
         pid, folder, as_json = _parse(argv)
-        found = ranks.of_process(pid) if pid is not None else ranks.of_run(folder or Path())
+        found = discovery.of_process(pid) if pid is not None else discovery.of_run(folder or Path())
     except UserError as error:
-        console.report(error, closing="nothing was looked into")
+        log.report(error, closing="nothing was looked into")
         return int(error.code)
     try:
         samples = _looks(found, LOOK_S)
@@ -57,7 +58,7 @@ def main(argv: list[str]) -> int:
         return int(Exit.INTERRUPTED)
     seen = courses(samples)
     if not seen:
-        console.error("the ranks have ended while they were looked into")
+        log.error("the ranks have ended while they were looked into")
         return int(Exit.CONFIG)
     beats = {b.pid: b for b in heartbeat.read_all(rundir.RunDir(folder).heartbeats)} if folder else {}
     facts = [_facts(course, beats.get(course.pid)) for course in seen.values()]
@@ -74,7 +75,7 @@ def _parse(argv: list[str]) -> tuple[int | None, Path | None, bool]:
     """Raises UserError with all problems."""
     given: dict[str, str] = {}
     problems, rest = [], list(argv)
-    example = f"{ranks.COMMAND} --run=experiments/RUN"
+    example = f"{discovery.COMMAND} --run=experiments/RUN"
     while rest:
         word = rest.pop(0)
         name, equals, value = word.removeprefix("--").partition("=")
@@ -88,13 +89,13 @@ def _parse(argv: list[str]) -> tuple[int | None, Path | None, bool]:
         elif word.startswith("-"):
             from training.config.flags import unknown_flag  # only when something is wrong
 
-            problems.append(unknown_flag(ranks.COMMAND, word.partition("=")[0], equals + value, TAKES_VALUE))
+            problems.append(unknown_flag(discovery.COMMAND, word.partition("=")[0], equals + value, TAKES_VALUE))
         else:
-            fix = f"{ranks.COMMAND} --{'pid' if word.isdecimal() else 'run'}={shlex.quote(word)}"
+            fix = f"{discovery.COMMAND} --{'pid' if word.isdecimal() else 'run'}={shlex.quote(word)}"
             problems.append(Problem(f"{word!r} is not known here", "--pid=PID or --run=DIR, and --json", [fix]))
     if not problems and ("pid" in given) == ("run" in given):
         text = "both --pid and --run are given" if "pid" in given else "which training? Neither --pid nor --run is given"
-        problems.append(Problem(text, "one of them", [example, f"{ranks.COMMAND} --pid=PID   # any process of it: pgrep -af python"]))
+        problems.append(Problem(text, "one of them", [example, f"{discovery.COMMAND} --pid=PID   # any process of it: pgrep -af python"]))
     if problems:
         raise UserError(problems)
     run = _run(given["run"]) if "run" in given else None
@@ -103,7 +104,7 @@ def _parse(argv: list[str]) -> tuple[int | None, Path | None, bool]:
 
 def _run(wanted: str) -> Path:
     try:
-        return runs.find(None if wanted == LATEST else wanted, ROOT / EXPERIMENTS, ASKER).path
+        return find_run.find(None if wanted == LATEST else wanted, ROOT / EXPERIMENTS, ASKER).path
     except UserError:
         if os.path.exists(wanted):  # a folder of runs: ranks.of_run() names the newest one in it
             return Path(wanted)
@@ -121,7 +122,7 @@ def _looks(pids: dict[int, int], seconds: float) -> list[Sample]:
 
 def _verdict(samples: list[Sample]) -> Finding | str:
     # No burst: a few seconds do not tell an endless loop from work.
-    return standstill.judge(samples, {})
+    return stall_detector.judge(samples, {})
 
 
 def _by_heartbeat(run: rundir.RunDir, pids: dict[int, int]) -> Finding | None:
@@ -129,7 +130,7 @@ def _by_heartbeat(run: rundir.RunDir, pids: dict[int, int]) -> Finding | None:
     plan = rundir.read_json(run.plan)
     if plan is None or "compile" not in plan or not heartbeat.read_all(run.heartbeats, pids):
         return None
-    return native.look_once(run, plan, pids, CONFIRM_S)
+    return heartbeat_watchdog.look_once(run, plan, pids, CONFIRM_S)
 
 
 def _say(verdict: Finding | str) -> tuple[Exit, str]:
@@ -137,11 +138,11 @@ def _say(verdict: Finding | str) -> tuple[Exit, str]:
         where = f"\n    where   {verdict.where}" if verdict.where else ""
         others = f"\n    others  {verdict.others()}" if verdict.waiting else ""
         return Exit.HANG, f"{verdict.sentence()}{where}{others}"
-    if verdict.startswith(standstill.PAUSED):
+    if verdict.startswith(stall_detector.PAUSED):
         return Exit.HANG, verdict[0].upper() + verdict[1:]
-    if verdict.startswith(standstill.BLIND):
+    if verdict.startswith(stall_detector.BLIND):
         return Exit.RESOURCES, f"undetermined: {verdict}"
-    if verdict.startswith((standstill.QUIET, standstill.LOOPS)):
+    if verdict.startswith((stall_detector.QUIET, stall_detector.LOOPS)):
         return Exit.DONE, f"undetermined: {verdict}"
     return Exit.DONE, f"no standstill: {verdict}"
 
@@ -164,7 +165,7 @@ def _facts(c: Course, beat: Beat | None) -> dict[str, Any]:
     process, stack = c.last.process, c.last.stack
     main = c.last.main
     frame = own(main.frames) if main else None
-    workers = [pid for pid in proc.workers(c.pid) if pid in c.last.children]
+    workers = [pid for pid in procfs.workers(c.pid) if pid in c.last.children]
     return {
         "rank": c.rank,
         "pid": c.pid,
@@ -203,4 +204,4 @@ def _lines(fact: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(main, __doc__))
+    sys.exit(program.run(main, __doc__))

@@ -7,8 +7,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from training.monitor import naming
-from training.monitor.records import Record, Tail, items, number, whole
+from training.core import metric_units
+from training.core.jsonl import Record, Tail, items, number, whole
 
 SPEED_STEPS = 100  # step time and speed are those of so many last steps
 RATE_STEPS = 1000  # the time left follows from so many, evaluations and checkpoints among them
@@ -53,7 +53,7 @@ class History:
         step = whole(record.get("step"))
         if step is None:
             return
-        if any(key.startswith(naming.EVALUATION) for key in record):
+        if any(key.startswith(metric_units.EVALUATION) for key in record):
             self.evaluations[step] = record
             return
         if self.last and step <= self.last["step"]:
@@ -65,22 +65,22 @@ class History:
         self.last = record
         self._window.append(record)
         if (loss := number(record.get("loss"))) is not None:
-            speed = naming.speed(record)
+            speed = metric_units.speed(record)
             self._curve.append((step, loss, math.nan if speed is None else speed))
 
     def evaluation(self) -> dict[str, Any]:
         """The figure that evaluations are compared by: its name, the newest value, the best one."""
         newest = self.evaluations[max(self.evaluations)] if self.evaluations else {}
-        names = naming.scores(newest)
+        names = metric_units.scores(newest)
         if not names:
             return dict.fromkeys(("eval_name", "eval_unit", "eval_last", "eval_best", "eval_best_step"))
         name = names[0]
         scores = [(v, s) for s, r in self.evaluations.items() if (v := number(r.get(name))) is not None and math.isfinite(v)]
-        choose = max if naming.higher_is_better(name) else min
+        choose = max if metric_units.higher_is_better(name) else min
         best = choose(scores, key=lambda pair: pair[0]) if scores else (None, None)
         return {
             "eval_name": name,
-            "eval_unit": naming.score_unit(name),
+            "eval_unit": metric_units.score_unit(name),
             "eval_last": number(newest.get(name)),
             "eval_best": best[0],
             "eval_best_step": best[1],

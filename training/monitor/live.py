@@ -7,13 +7,13 @@ import os
 import time
 from collections.abc import Callable
 
-from training.errors import Exit
-from training.monitor import draw, pages
+from training.core.errors import Exit
+from training.core.rundir import RunDir
+from training.monitor import pages, term_text
 from training.monitor.pages import Diagnosis, GpuDetails, Help, Log, Overview, Page, Runs
 from training.monitor.screen import View, one_line, screen
 from training.monitor.state import ENDED, FINISHED, Source, State, Watch
 from training.monitor.terminal import ESCAPE, RESIZED, RETURN, Quit, Terminal, print_screen, size
-from training.rundir import RunDir
 
 # A supervisor that is still there after the end may be writing its last lines, or about to start the ranks again.
 LAST_WORDS_S, LAST_LOOKS_S = 2.0, 0.2
@@ -143,7 +143,7 @@ class Live:
         if not isinstance(self.page, (Overview, Runs)):
             footer = "Esc back  " + footer
         if self._paused:
-            footer = f"PAUSED since {draw.clock(self.state['time_unix_s'])}  " + footer
+            footer = f"PAUSED since {term_text.clock(self.state['time_unix_s'])}  " + footer
         if not self.terminal.has_keys:
             footer = f"Ctrl-C quits  every {self.interval_s:g} s"
         self.terminal.paint(self.page.lines(self.state, View(width, height, self.terminal.colour, self.ascii_only, footer)))
@@ -162,7 +162,7 @@ def lines(source: Source, interval_s: float, *, ascii_only: bool, follow_exit: b
             shown = [state] if runs is None else [r for r in runs if r["run"]["state"] not in ENDED] or runs[:1]
             for one in shown:
                 line = one_line(one)
-                print(draw.to_ascii(line) if ascii_only else line, flush=True)
+                print(term_text.to_ascii(line) if ascii_only else line, flush=True)
         if last:
             return state
         time.sleep(LAST_LOOKS_S if ended else interval_s)

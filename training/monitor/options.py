@@ -9,10 +9,10 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from training import runs
-from training.errors import Problem, UserError
-from training.rundir import RunDir
-from training.runs import FIRST_RUN, Asker
+from training.core import find_run
+from training.core.errors import Problem, UserError
+from training.core.find_run import FIRST_RUN, Asker
+from training.core.rundir import RunDir
 
 LOGS = "logs"
 COMMAND = "./monitor_training.sh"
@@ -96,12 +96,12 @@ def _contradictions(options: Options) -> list[Problem]:
 
 def _without_flag(word: str) -> Problem:
     """A run or a log that was named without --run= or --log=."""
-    experiments = runs.ROOT / runs.EXPERIMENTS
+    experiments = find_run.ROOT / find_run.EXPERIMENTS
     what, allowed = f"{word!r} is without a flag", "--run=RUN or --log=FILE"
     if os.path.isfile(word):  # noqa: PTH113 – Path.is_file raises for a name that no file system takes
         return Problem(what, allowed, [f"{COMMAND} --log={shlex.quote(word)}"])
     try:
-        runs.find(word, experiments, ASKER)
+        find_run.find(word, experiments, ASKER)
     except UserError as error:  # no run of that name: what it may have been
         wrong = error.problems[0]
         return Problem(f"{what}, and neither a log nor a run", f"{allowed}: {wrong.allowed}", wrong.fixes)
@@ -135,27 +135,27 @@ def _set_interval(options: Options, value: str) -> None:
 
 def find(options: Options, root: Path) -> tuple[RunDir | None, Path | None]:
     """The run that is meant, and the log to show when one was named; (None, log) for a log of another program. Raises UserError."""
-    experiments = root / runs.EXPERIMENTS
+    experiments = root / find_run.EXPERIMENTS
     if options.run is not None:
-        return runs.find(options.run, experiments, ASKER), None
+        return find_run.find(options.run, experiments, ASKER), None
     if options.log is not None:
-        log = runs.path_of(options.log)
+        log = find_run.path_of(options.log)
         return _by_log(log, experiments), log.absolute()
-    return runs.find(None, experiments, ASKER), None
+    return find_run.find(None, experiments, ASKER), None
 
 
 def _by_log(log: Path, experiments: Path) -> RunDir | None:
     """The run that a log of our launchers names; None for any other log, and for one whose run is gone."""
     allowed = "a log file: one of ours (logs/<script>_<time>.log), or of any other training"
-    latest = f"{COMMAND}   # the newest run" if runs.newest(experiments) else FIRST_RUN
+    latest = f"{COMMAND}   # the newest run" if find_run.newest(experiments) else FIRST_RUN
     said = f"--log is {str(log)!r}"
     if not os.path.exists(log):
         near = _newest_log(log.parent)
         raise UserError(Problem(f"{said}: no such file", allowed, [*(f"{COMMAND} --log={shlex.quote(str(n))}" for n in near), latest]))
     if not log.is_file():
-        fixes = [f"{COMMAND} --run={shlex.quote(str(log))}"] if runs.is_run(RunDir(log)) else []
+        fixes = [f"{COMMAND} --run={shlex.quote(str(log))}"] if find_run.is_run(RunDir(log)) else []
         raise UserError(Problem(f"{said}: not a file", allowed, [*fixes, latest]))
-    if runs.is_run(RunDir(log.parent)):  # a file of a run
+    if find_run.is_run(RunDir(log.parent)):  # a file of a run
         return RunDir(log.parent)
     try:
         found = run_line(_ends(log))
@@ -164,7 +164,7 @@ def _by_log(log: Path, experiments: Path) -> RunDir | None:
     if found is None:
         return None
     moved = RunDir(experiments / RunDir(found).name)
-    return next((run for run in (RunDir(log.parent / found), moved) if runs.is_run(run)), None)
+    return next((run for run in (RunDir(log.parent / found), moved) if find_run.is_run(run)), None)
 
 
 def _newest_log(folder: Path) -> list[Path]:

@@ -13,13 +13,13 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import IO
 
-from training.monitor import draw, fleet, tables
+from training.core.jsonl import last_lines
+from training.monitor import run_list, tables, term_text
 from training.monitor import screen as overview
-from training.monitor.draw import Line
-from training.monitor.records import last_lines
 from training.monitor.screen import View, finish
 from training.monitor.sections import place
 from training.monitor.state import State
+from training.monitor.term_text import Line
 from training.monitor.terminal import DOWN, END, HOME, PAGE_DOWN, PAGE_UP, UP
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,12 +80,12 @@ class Scrolled(Page):
     def text(self, state: State) -> list[Line]: ...
 
     def lines(self, state: State, view: View) -> list[str]:
-        text = [row for line in self.text(state) for row in draw.wrap(line, view.width, 2)]
+        text = [row for line in self.text(state) for row in term_text.wrap(line, view.width, 2)]
         self._rows = max(1, view.height - 2 - bool(view.footer))
         self._most = max(0, len(text) - self._rows)
         above = self._most if self._above is None else min(self._above, self._most)
         here = f"  lines {above + 1}-{min(len(text), above + self._rows)} of {len(text)}" if text else ""
-        shown = [draw.sides(self.title(state), [(here, "dim")], view.width), [], *text[above : above + self._rows]]
+        shown = [term_text.sides(self.title(state), [(here, "dim")], view.width), [], *text[above : above + self._rows]]
         return finish(shown, view)
 
     def key(self, key: str, state: State) -> bool:
@@ -114,19 +114,19 @@ class Log(Scrolled):
 
     def text(self, state: State) -> list[Line]:
         file = state["log"]["file"]
-        return [[(draw.clean(line), "")] for line in (last_lines(Path(file), 1 << 30, LOG_BYTES) if file else [])]
+        return [[(term_text.clean(line), "")] for line in (last_lines(Path(file), 1 << 30, LOG_BYTES) if file else [])]
 
 
 class GpuDetails(Scrolled):
     def title(self, state: State) -> Line:
-        return [("GPUs", "bold"), (f"  {draw.clean(state['gpus_reason'])}", "dim")]
+        return [("GPUs", "bold"), (f"  {term_text.clean(state['gpus_reason'])}", "dim")]
 
     def text(self, state: State) -> list[Line]:
         return [line for gpu in state["gpus"] for line in [*tables.gpu_details(gpu, state["ranks"]), []]]
 
 
 class Diagnosis(Scrolled):
-    """`python -m training.diagnose` of this run's logs, in a process of its own: a log may be large."""
+    """`python -m training.cli.diagnose` of this run's logs, in a process of its own: a log may be large."""
 
     def __init__(self, state: State) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Diagnosis(Scrolled):
         self._started = time.monotonic()
         self._out: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 – closed in close()
         self._said: list[str] | None = None
-        command = [sys.executable, str(ROOT / "lib/run_module.py"), "training.diagnose", str(self._target)]
+        command = [sys.executable, str(ROOT / "lib/run_module.py"), "training.cli.diagnose", str(self._target)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=self._out, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -148,7 +148,7 @@ class Diagnosis(Scrolled):
             self._said = self._out.read().decode("utf-8", "replace").splitlines() or ["nothing was said"]
         if self._said is None:
             return [[(f"reading the logs … {time.monotonic() - self._started:.0f} s", "dim")]]
-        return [[(draw.clean(line), "")] for line in self._said]
+        return [[(term_text.clean(line), "")] for line in self._said]
 
     @property
     def waits(self) -> bool:
@@ -170,10 +170,10 @@ class Runs(Page):
         self._rows = 1
 
     def lines(self, state: State, view: View) -> list[str]:
-        self._rows = fleet.rows_for(view)
+        self._rows = run_list.rows_for(view)
         place = self._place(state)
         self.marked = state["runs"][place]["run"]["dir"] if state["runs"] else ""
-        return fleet.screen(state, view, place)
+        return run_list.screen(state, view, place)
 
     def key(self, key: str, state: State) -> bool:
         last, place = len(state["runs"]) - 1, self._place(state)

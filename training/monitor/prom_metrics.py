@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from training import heartbeat
-from training.monitor.records import dig, items, number
+from training.core import heartbeat
+from training.core.jsonl import dig, items, number
 from training.monitor.state import ENDED, RUNNING, STARTING, State
 
 LABEL_CHARACTERS = 300  # a name from a file may be of any length
@@ -208,7 +208,7 @@ METRICS = [Metric(m.name, ("run", *m.labels), m.help, m.rows, m.kind) for m in O
 
 
 def table() -> str:
-    """METRICS for docs/prometheus.md: `python lib/run_module.py training.monitor.metrics`."""
+    """METRICS for docs/prometheus.md: `python lib/run_module.py training.monitor.prom_metrics`."""
     rows = [f"| `{m.name}` | {m.kind} | {', '.join(m.labels) or '-'} | {m.help.rstrip('.')} |" for m in METRICS]
     return "\n".join(["| metric | kind | labels | |", "|---|---|---|---|", *rows])
 

@@ -18,12 +18,12 @@ from socketserver import TCPServer
 from types import FrameType, ModuleType
 from typing import Any
 
-from training import console
-from training.errors import Exit, Problem, UserError
+from training.core import log
+from training.core.errors import Exit, Problem, UserError
+from training.core.jsonl import dig
 from training.host import ports
-from training.monitor import metrics
+from training.monitor import prom_metrics
 from training.monitor.options import COMMAND
-from training.monitor.records import dig
 from training.monitor.state import State
 
 HOST = "127.0.0.1"  # nothing of a run is told to other machines: whoever wants that makes a tunnel
@@ -54,7 +54,7 @@ class Exporter:
         self._states: list[State] = []
         self._looked: float | None = None
         self._bodies: dict[str, bytes] = {}  # of this look, by content type
-        self._collected, self._told = metrics.Collected(), ""
+        self._collected, self._told = prom_metrics.Collected(), ""
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -125,7 +125,7 @@ class Exporter:
 class _Families:
     """What prometheus_client calls a collector: the metrics as its own objects."""
 
-    def __init__(self, collected: list[tuple[metrics.Metric, list[metrics.Sample]]]) -> None:
+    def __init__(self, collected: list[tuple[prom_metrics.Metric, list[prom_metrics.Sample]]]) -> None:
         self._collected = collected
 
     def collect(self) -> Iterable[Any]:
@@ -201,7 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _page(states: list[State]) -> bytes:
-    lines = (f"{metrics.label(dig(s, 'run', 'name'))}: {metrics.label(dig(s, 'run', 'state'))}" for s in states if s.get("run"))
+    lines = (f"{prom_metrics.label(dig(s, 'run', 'name'))}: {prom_metrics.label(dig(s, 'run', 'state'))}" for s in states if s.get("run"))
     return PAGE.format(runs="".join(f"<li>{html.escape(line)}</li>" for line in lines)).encode()
 
 
@@ -227,7 +227,7 @@ def _no_port(port: int, error: OSError) -> Problem:
 def serve(read: Callable[[], list[State]], port: int, interval_s: float = 3.0, stop: threading.Event | None = None) -> None:
     """Answer until Ctrl-C (raises KeyboardInterrupt), TERM or HUP (SystemExit with 143, 129) or until `stop` is set (returns).
     Call it in the main thread. Raises UserError."""
-    exporter = Exporter(port, read, interval_s, tell=console.warning)
+    exporter = Exporter(port, read, interval_s, tell=log.warning)
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # it may have been inherited as ignored
@@ -235,7 +235,7 @@ def serve(read: Callable[[], list[State]], port: int, interval_s: float = 3.0, s
         if before[signal.SIGHUP] != signal.SIG_IGN:  # nohup
             signal.signal(signal.SIGHUP, _leave)
         exporter.start()
-        console.info(f"metrics for Prometheus: {exporter.url}   Ctrl-C ends this, the run goes on")
+        log.info(f"metrics for Prometheus: {exporter.url}   Ctrl-C ends this, the run goes on")
         stop = stop or threading.Event()
         while not stop.wait(WAKE_S):  # a signal in the moment before it waits would be seen only when it wakes
             pass

@@ -6,14 +6,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from training import amounts
-from training.monitor import draw, machine, naming, tables
-from training.monitor.draw import Line
-from training.monitor.records import dig, items, mtime, read_object, whole
+from training.core import metric_units
+from training.core import units as amounts
+from training.core.jsonl import dig, items, mtime, read_object, whole
+from training.core.rundir import RunDir
+from training.monitor import host_stats, tables, term_text
 from training.monitor.screen import View, finish
 from training.monitor.sections import BADGES, loss
 from training.monitor.state import ENDED, GPU_PATIENCE_S, SCHEMA_VERSION, State, Watch
-from training.rundir import RunDir
+from training.monitor.term_text import Line
 
 MOST = 100  # runs, the newest ones
 HOLD_S = 0.15  # all runs are looked at within it
@@ -24,7 +25,7 @@ class Fleet:
 
     def __init__(self, experiments: Path) -> None:
         self.experiments = experiments
-        self._machine = machine.Shared(HOLD_S)
+        self._machine = host_stats.Shared(HOLD_S)
         self._watches: dict[Path, Watch] = {}
         self._ended: dict[Path, tuple[int, State]] = {}  # when it was planned
         self._gone: dict[Path, int] = {}  # of older runs: when one was planned that no longer lives
@@ -48,7 +49,7 @@ class Fleet:
             "time_unix_s": time.time(),
             "runs_there": len(plans),
             "runs": runs,
-            "gpus": _merged(machine.gpu_records(gpus, set(), set()), runs),
+            "gpus": _merged(host_stats.gpu_records(gpus, set(), set()), runs),
             "gpus_reason": gpus.reason,
             "system": host,
         }
@@ -60,7 +61,7 @@ class Fleet:
         run = RunDir(path)
         known = read_object(run.supervisor) or {}
         pids = [whole(known.get("pid")), *(whole(dig(rank, "pid")) for rank in items(known.get("ranks")))]
-        if any(machine.alive(pid, mtime(run.supervisor) or 0.0) for pid in pids):
+        if any(host_stats.alive(pid, mtime(run.supervisor) or 0.0) for pid in pids):
             return True
         self._gone[path] = planned
         return False
@@ -97,16 +98,16 @@ def screen(state: State, view: View, marked: int | None = None) -> list[str]:
     words += f", the newest {len(runs)} shown" if state["runs_there"] > len(runs) else ""
     below: list[Line] = []
     for run in runs:
-        below += [[("! ", "bad"), (f"{draw.clean(run['run']['name'])}: {draw.clean(a['text'])}", "bad")] for a in run["alerts"]]
+        below += [[("! ", "bad"), (f"{term_text.clean(run['run']['name'])}: {term_text.clean(a['text'])}", "bad")] for a in run["alerts"]]
     below = below[:4]
     below += tables.gpus({"gpus": state["gpus"], "gpus_reason": state["gpus_reason"], "ranks": [], "run": {"device": None}}, view.width, 9)
-    below += draw.flow(tables.system(state), view.width, 2, gap="  ")
+    below += term_text.flow(tables.system(state), view.width, 2, gap="  ")
     room = rows_for(view, len(below))
     first = max(0, min((marked or 0) - room // 2, len(runs) - room))
-    right = draw.clock(state["time_unix_s"])
+    right = term_text.clock(state["time_unix_s"])
     if len(runs) > room:
         right = f"{first + 1}-{first + room} of {len(runs)}  {right}"
-    lines: list[Line] = [draw.sides([("Duet  ", "dim"), (words, "bold")], [(right, "dim")], view.width), []]
+    lines: list[Line] = [term_text.sides([("Duet  ", "dim"), (words, "bold")], [(right, "dim")], view.width), []]
     wide = view.width >= 120
     name = max(12, min(40, view.width - (95 if wide else 66)))
     titles = f"  {'RUN':<{name}} {'STATE':<8} {'STEP':>9} {'DONE':>6} {'LOSS':>8} {'EVAL':>8} {_speed_title(runs):>9} {'LEFT':>9}"
@@ -118,7 +119,7 @@ def screen(state: State, view: View, marked: int | None = None) -> list[str]:
 def _speed_title(runs: list[State]) -> str:
     """By what all of them count; where that is not the same, each run's own screen says it."""
     units = {unit for run in runs if (unit := run["training"]["unit"])}
-    return "SPEED/S" if len(units) > 1 else f"{draw.clean((units or {naming.TOKENS}).pop())[:7]}/s".upper()
+    return "SPEED/S" if len(units) > 1 else f"{term_text.clean((units or {metric_units.TOKENS}).pop())[:7]}/s".upper()
 
 
 def rows_for(view: View, below: int = 0) -> int:
@@ -131,12 +132,12 @@ def _row(state: State, name: int, wide: bool, marked: bool) -> Line:
     done = "-" if progress["percent"] is None else f"{progress['percent']:.0f} %"
     step = "-" if progress["step"] is None else f"{progress['step']:,}"
     style = "bold" if marked else "" if run["state"] not in ENDED else "dim"
-    label = draw.cut_middle(draw.clean(run["name"]), name)
-    line: Line = [("> " if marked else "  ", "bold"), *draw.fit([(label, style)], name + 1)]
+    label = term_text.cut_middle(term_text.clean(run["name"]), name)
+    line: Line = [("> " if marked else "  ", "bold"), *term_text.fit([(label, style)], name + 1)]
     line.append((f"{run['state'].upper():<8} ", BADGES[run["state"]]))
-    numbers = f"{step:>9} {done:>6} {loss(training)[0]:>8} {draw.decimal(training['eval_best']):>8} "
-    line.append((numbers + f"{draw.count(naming.speed(training)):>9} {draw.duration(progress['eta_s']):>9}", style))
+    numbers = f"{step:>9} {done:>6} {loss(training)[0]:>8} {term_text.decimal(training['eval_best']):>8} "
+    line.append((numbers + f"{term_text.count(metric_units.speed(training)):>9} {term_text.duration(progress['eta_s']):>9}", style))
     if wide:
-        started = draw.clock(run["started_unix_s"], "%m-%d %H:%M")
-        line.append((f" {run['ranks'] or '-':>5} {draw.milliseconds(training['step_ms_median']):>9}  {started}", style))
+        started = term_text.clock(run["started_unix_s"], "%m-%d %H:%M")
+        line.append((f" {run['ranks'] or '-':>5} {term_text.milliseconds(training['step_ms_median']):>9}  {started}", style))
     return line

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from training.monitor import draw, naming, sections, tables
-from training.monitor.draw import Line
+from training.core import metric_units
+from training.monitor import sections, tables, term_text
 from training.monitor.state import ENDED, LOG_LINES, State
+from training.monitor.term_text import Line
 
 COLUMNS_FROM = (140, 30)  # columns and rows of a terminal with room for two columns
 GAP = 3
@@ -34,7 +35,7 @@ def finish(lines: list[Line], view: View) -> list[str]:
     if view.footer:
         lines = lines[: view.height - 1]
         lines += [[]] * (view.height - 1 - len(lines)) + [[(view.footer, "dim")]]
-    return [draw.render(line, view.width, colour=view.colour, ascii_only=view.ascii_only) for line in lines[: view.height]]
+    return [term_text.render(line, view.width, colour=view.colour, ascii_only=view.ascii_only) for line in lines[: view.height]]
 
 
 Section = Callable[[int], list[Line]]
@@ -49,7 +50,7 @@ def _one_column(state: State, view: View) -> list[Line]:
         "curve": lambda rows: sections.loss_curve(state, view.width, rows),
         "ranks": lambda rows: tables.ranks(state, view.width, rows),
         "gpus": lambda rows: tables.gpus(state, view.width, rows),
-        "system": lambda rows: draw.flow(tables.system(state), view.width, rows, gap="  "),
+        "system": lambda rows: term_text.flow(tables.system(state), view.width, rows, gap="  "),
         "warnings": lambda rows: sections.warnings(state)[-rows:],
         "log": lambda rows: sections.log(state, view.width, rows),
         "places": lambda rows: sections.places(state, view.width)[:rows],
@@ -114,7 +115,7 @@ def _two_columns(state: State, view: View) -> list[Line]:
     most = max(8, (rows - len(top)) * 3 // 5)
     blocks = [
         tables.gpus(state, right_width, min(len(state["gpus"]) + 1, most // 2)),
-        draw.flow(tables.system(state), right_width, 2, gap="  "),
+        term_text.flow(tables.system(state), right_width, 2, gap="  "),
     ]
     used = sum(len(b) + 1 for b in blocks if b)
     blocks.insert(0, tables.ranks(state, right_width, max(3, most - used)))
@@ -126,7 +127,7 @@ def _two_columns(state: State, view: View) -> list[Line]:
     speed = sections.speed_curve(state, left_width, height // 3) if height >= 9 else []
     left = sections.loss_curve(state, left_width, height - (len(speed) + 1 if speed else 0))
     left += [[], *speed] if speed else []
-    middle = draw.beside(left, right, left_width, GAP) if left else right
+    middle = term_text.beside(left, right, left_width, GAP) if left else right
     room = rows - len(top) - len(middle) - len(bottom) - 2
     return [*top, *middle, [], *sections.log(state, view.width, room), *([[]] if bottom else []), *bottom]
 
@@ -134,14 +135,14 @@ def _two_columns(state: State, view: View) -> list[Line]:
 def one_line(state: State) -> str:
     """For output that is no terminal: a line a look."""
     run, progress, training = state["run"], state["progress"], state["training"]
-    words: list[Any] = [draw.clock(state["time_unix_s"], "%Y-%m-%d %H:%M:%S"), draw.clean(run["name"]), run["state"]]
+    words: list[Any] = [term_text.clock(state["time_unix_s"], "%Y-%m-%d %H:%M:%S"), term_text.clean(run["name"]), run["state"]]
     words += [] if progress["step"] is None else [f"step {progress['step']}/{progress['total_steps'] or '?'}"]
     words += [] if training["loss"] is None else [f"loss {' '.join(filter(None, sections.loss(training)))}", sections.evaluation(training)]
-    words += [] if (rate := naming.speed(training)) is None else [f"{draw.count(rate)} {training['unit']}/s"]
-    words += [] if training["step_ms_median"] is None else [f"step {draw.milliseconds(training['step_ms_median'])}"]
-    words += [] if progress["eta_s"] is None else [f"{draw.duration(progress['eta_s'])} left"]
+    words += [] if (rate := metric_units.speed(training)) is None else [f"{term_text.count(rate)} {training['unit']}/s"]
+    words += [] if training["step_ms_median"] is None else [f"step {term_text.milliseconds(training['step_ms_median'])}"]
+    words += [] if progress["eta_s"] is None else [f"{term_text.duration(progress['eta_s'])} left"]
     late = [str(r["rank"]) for r in state["ranks"] if r["late"]]
     words += [f"no beat for over 30 s from rank {', '.join(late)}"] if late else []
-    words += [draw.clean(run["reason"])] if run["reason"] else []
-    words += [draw.clean(a["text"]) for a in state["alerts"]]
+    words += [term_text.clean(run["reason"])] if run["reason"] else []
+    words += [term_text.clean(a["text"]) for a in state["alerts"]]
     return "  ".join(filter(None, words))

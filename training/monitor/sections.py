@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 
-from training import amounts
-from training.monitor import draw, naming
-from training.monitor.draw import Line
-from training.monitor.records import number
+from training.core import metric_units, units
+from training.core.jsonl import number
+from training.monitor import term_text
 from training.monitor.state import ENDED, State
+from training.monitor.term_text import Line
 
 BADGES = {"starting": "info", "running": "good", "finished": "good", "stopped": "warn", "failed": "bad", "died": "bad", "silent": "warn"}
 FINE = 0.1  # labels of a curve below it have three digits, not three places behind the point
@@ -19,21 +19,23 @@ CLIPPED = 50  # points from which on the fall of the first steps is cut off
 def head(state: State, width: int) -> list[Line]:
     run, progress = state["run"], state["progress"]
     badge = (f"{run['state'].upper()}", BADGES[run["state"]])
-    first = draw.sides(
-        [("Duet  ", "dim"), (draw.clean(run["name"]), "bold")], [badge, ("  " + draw.clock(state["time_unix_s"]), "dim")], width
+    first = term_text.sides(
+        [("Duet  ", "dim"), (term_text.clean(run["name"]), "bold")], [badge, ("  " + term_text.clock(state["time_unix_s"]), "dim")], width
     )
-    facts = [draw.clean(run["script"] or (f"log of {run['source'] or 'another program'}" if run["kind"] == "log" else "unknown script"))]
+    facts = [
+        term_text.clean(run["script"] or (f"log of {run['source'] or 'another program'}" if run["kind"] == "log" else "unknown script"))
+    ]
     if run["ranks"] is not None:
-        facts.append(amounts.plural(run["ranks"], "rank"))
-    facts += [draw.clean(run[name]) for name in ("device", "precision") if run[name]]
-    if (task := run.get("task")) not in (None, naming.GPT):
-        facts.insert(1, draw.clean(task))
+        facts.append(units.plural(run["ranks"], "rank"))
+    facts += [term_text.clean(run[name]) for name in ("device", "precision") if run[name]]
+    if (task := run.get("task")) not in (None, metric_units.GPT):
+        facts.insert(1, term_text.clean(task))
     if program := run.get("program"):
-        facts.insert(1, draw.clean(program) + (f" ({run['source']})" if run["source"] else ""))
+        facts.insert(1, term_text.clean(program) + (f" ({run['source']})" if run["source"] else ""))
     if progress["epoch"] is not None:
         facts.append(f"epoch {progress['epoch']}" + (f" of {progress['epochs']}" if progress["epochs"] else ""))
     if run["restarts"]:
-        facts.append(amounts.plural(run["restarts"], "restart"))
+        facts.append(units.plural(run["restarts"], "restart"))
     return [first, [(" · ".join(facts), "")], _progress(state, width)]
 
 
@@ -47,16 +49,16 @@ def _progress(state: State, width: int) -> Line:
     )
     right += f"  {percent:.1f} %" if percent is not None else ""
     if progress["elapsed_s"] is not None:
-        right += f"  {draw.duration(progress['elapsed_s'])} elapsed"
+        right += f"  {term_text.duration(progress['elapsed_s'])} elapsed"
     if state["run"]["state"] == "running" and total and step is not None and step >= total:
         right += ", finishing"
     if progress["eta_s"] is not None:
-        right += f", {draw.duration(progress['eta_s'])} left"
-        ends = f" (ends {draw.clock(state['time_unix_s'] + progress['eta_s'], '%a %H:%M')})"
-        if draw.cells(right + ends) + 7 <= width:
+        right += f", {term_text.duration(progress['eta_s'])} left"
+        ends = f" (ends {term_text.clock(state['time_unix_s'] + progress['eta_s'], '%a %H:%M')})"
+        if term_text.cells(right + ends) + 7 <= width:
             right += ends
-    room = min(60 if width < 140 else 90, width - draw.cells(right) - 2)
-    shown: Line = [(draw.bar(percent / 100, room), "good"), ("  ", "")] if percent is not None and room >= 5 else []
+    room = min(60 if width < 140 else 90, width - term_text.cells(right) - 2)
+    shown: Line = [(term_text.bar(percent / 100, room), "good"), ("  ", "")] if percent is not None and room >= 5 else []
     return [*shown, (right, "")]
 
 
@@ -66,40 +68,42 @@ def verdict(state: State, width: int) -> list[Line]:
     style = BADGES[run["state"]] if run["state"] in ENDED else "warn"
     if run["state"] == "finished" and "loss_last" in summary:
         scores = (
-            f"validation {_from_to(summary, 'val_bpb')} {naming.BITS}" if "val_bpb_last" in summary else ", ".join(naming.courses(summary))
+            f"validation {_from_to(summary, 'val_bpb')} {metric_units.BITS}"
+            if "val_bpb_last" in summary
+            else ", ".join(metric_units.courses(summary))
         )
-        said = " · ".join(filter(None, [f"done: loss {naming.course(summary)}", draw.clean(scores)]))
-        return draw.wrap([(said, style)], width, 6)
+        said = " · ".join(filter(None, [f"done: loss {metric_units.course(summary)}", term_text.clean(scores)]))
+        return term_text.wrap([(said, style)], width, 6)
     if not run["reason"]:
         return []
-    lines: list[Line] = [[(draw.clean(run["reason"]), style)]]
-    place = " in ".join(draw.clean(w) for w in (failure.get("phase"), failure.get("where")) if isinstance(w, str))
+    lines: list[Line] = [[(term_text.clean(run["reason"]), style)]]
+    place = " in ".join(term_text.clean(w) for w in (failure.get("phase"), failure.get("where")) if isinstance(w, str))
     lines += [[(f"  in {place}", "")]] if place else []
     advice = failure.get("advice")
-    lines += [[(f"  try: {draw.clean(a)}", "")] for a in advice if isinstance(a, str)] if isinstance(advice, list) else []
-    return [row for line in lines for row in draw.wrap(line, width, 4)]
+    lines += [[(f"  try: {term_text.clean(a)}", "")] for a in advice if isinstance(a, str)] if isinstance(advice, list) else []
+    return [row for line in lines for row in term_text.wrap(line, width, 4)]
 
 
 def _from_to(summary: State, name: str) -> str:
-    return " → ".join(draw.decimal(number(summary.get(f"{name}_{which}"))) for which in ("first", "last"))
+    return " → ".join(term_text.decimal(number(summary.get(f"{name}_{which}"))) for which in ("first", "last"))
 
 
 def loss(training: State) -> tuple[str, str]:
     """The last loss and its unit: that of the evaluations, where it can be."""
-    factor, unit = naming.display(training)
-    return draw.decimal(None if training["loss"] is None else training["loss"] * factor), unit or ""
+    factor, unit = metric_units.display(training)
+    return term_text.decimal(None if training["loss"] is None else training["loss"] * factor), unit or ""
 
 
 def evaluation(training: State) -> str:
     """'val 2.0312 bits/byte (best 2.0000, step 100)'; empty before the first one."""
     if training["eval_name"] is None:
         return ""
-    name = draw.clean(training["eval_name"])
+    name = term_text.clean(training["eval_name"])
     words = "val" if name in ("val_bpb", "val_psnr") else name.replace("_", " ")  # the unit says which one
-    words += f" {draw.decimal(training['eval_last'])}" + (f" {training['eval_unit']}" if training["eval_unit"] else "")
+    words += f" {term_text.decimal(training['eval_last'])}" + (f" {training['eval_unit']}" if training["eval_unit"] else "")
     if training["eval_best_step"] is None:
         return words
-    best = "best" if training["eval_best"] == training["eval_last"] else f"best {draw.decimal(training['eval_best'])}"
+    best = "best" if training["eval_best"] == training["eval_last"] else f"best {term_text.decimal(training['eval_best'])}"
     return f"{words} ({best}, step {training['eval_best_step']:,})"
 
 
@@ -111,30 +115,30 @@ def numbers(state: State, width: int, rows: int) -> list[Line]:
     score, (value, unit_of_loss) = evaluation(training), loss(training)
     items: list[Line] = [[("loss ", "dim"), (value, style or "bold"), (unit_of_loss and f" {unit_of_loss}", "dim")]]
     items += [[(score, "")]] if score else []
-    unit, rate, count = training["unit"], naming.speed(training), naming.so_far(training)
+    unit, rate, count = training["unit"], metric_units.speed(training), metric_units.so_far(training)
     if rate is not None:
         each = " per device" if training.get("tokens_per_s_of") == "device" else ""
-        items.append([(draw.count(rate), "bold"), (f" {draw.clean(unit)}/s{each}", "dim")])
+        items.append([(term_text.count(rate), "bold"), (f" {term_text.clean(unit)}/s{each}", "dim")])
     if training["step_ms_median"] is not None:
-        p95 = "" if training["step_ms_p95"] is None else f" (p95 {draw.milliseconds(training['step_ms_p95'])})"
-        items.append([("step ", "dim"), (draw.milliseconds(training["step_ms_median"]), ""), (p95, "dim")])
+        p95 = "" if training["step_ms_p95"] is None else f" (p95 {term_text.milliseconds(training['step_ms_p95'])})"
+        items.append([("step ", "dim"), (term_text.milliseconds(training["step_ms_median"]), ""), (p95, "dim")])
     items.append([("MFU ", "dim"), (f"{100 * training['mfu']:.1f} %", "")] if training["mfu"] is not None else [])
     for name, key in (("lr ", "lr"), ("grad norm ", "grad_norm")):
-        items.append([(name, "dim"), (draw.decimal(training[key], ".3g"), "")] if training[key] is not None else [])
-    items.append([(draw.count(count), ""), (f" {draw.clean(unit)}", "dim")] if count is not None else [])
-    items.append([("memory ", "dim"), (f"{draw.gib(training['memory_bytes'])} GiB", "")] if training["memory_bytes"] else [])
-    return draw.flow([item for item in items if item], width, rows)
+        items.append([(name, "dim"), (term_text.decimal(training[key], ".3g"), "")] if training[key] is not None else [])
+    items.append([(term_text.count(count), ""), (f" {term_text.clean(unit)}", "dim")] if count is not None else [])
+    items.append([("memory ", "dim"), (f"{term_text.gib(training['memory_bytes'])} GiB", "")] if training["memory_bytes"] else [])
+    return term_text.flow([item for item in items if item], width, rows)
 
 
 def loss_curve(state: State, width: int, rows: int) -> list[Line]:
-    factor, _ = naming.display(state["training"])
+    factor, _ = metric_units.display(state["training"])
     return curve([(p["step"], p["loss"] * factor) for p in state["loss_curve"]["points"]], "loss", width, rows)
 
 
 def speed_curve(state: State, width: int, rows: int) -> list[Line]:
     points = state["speed_curve"]["points"] if state.get("speed_curve") else []
-    name = "tok/s" if (unit := state["training"]["unit"]) == naming.TOKENS else f"{draw.clean(str(unit))}/s"
-    rates = [(p["step"], rate) for p in points if (rate := naming.speed(p)) is not None]
+    name = "tok/s" if (unit := state["training"]["unit"]) == metric_units.TOKENS else f"{term_text.clean(str(unit))}/s"
+    rates = [(p["step"], rate) for p in points if (rate := metric_units.speed(p)) is not None]
     return curve(rates, name, width, rows, falls=False)
 
 
@@ -145,14 +149,14 @@ def curve(points: list[tuple[int, float]], name: str, width: int, rows: int, *, 
         return []
     clip = falls and len(finite) >= CLIPPED
     low, high = finite[0] if falls else 0.0, finite[len(finite) * 9 // 10] if clip else finite[-1]
-    shown = (lambda v: format(v, ".3f" if abs(high) >= FINE else ".3g")) if falls else draw.count
+    shown = (lambda v: format(v, ".3f" if abs(high) >= FINE else ".3g")) if falls else term_text.count
     top, bottom = ("≥" if clip and high < finite[-1] else "") + shown(high), shown(low)
     if rows == 1:
         label = f" {top} – {bottom}"
-        bars = draw.plot(draw.spread(points, max(1, width - len(label) - len(name) - 1)), low, high, 1)
+        bars = term_text.plot(term_text.spread(points, max(1, width - len(label) - len(name) - 1)), low, high, 1)
         return [[(f"{name} ", "dim"), (bars[0], "info"), (label, "dim")]]
     margin = max(len(top), len(bottom), len(name))
-    bars = draw.plot(draw.spread(points, max(1, width - margin - 2)), low, high, rows)
+    bars = term_text.plot(term_text.spread(points, max(1, width - margin - 2)), low, high, rows)
     labels = [top, *[""] * (rows - 2), bottom]
     if rows > 2:
         labels[1] = name
@@ -160,11 +164,11 @@ def curve(points: list[tuple[int, float]], name: str, width: int, rows: int, *, 
 
 
 def alerts(state: State, width: int) -> list[Line]:
-    return [row for a in state["alerts"] for row in draw.wrap([("! ", "bad"), (draw.clean(a["text"]), "bad")], width, 2)]
+    return [row for a in state["alerts"] for row in term_text.wrap([("! ", "bad"), (term_text.clean(a["text"]), "bad")], width, 2)]
 
 
 def warnings(state: State) -> list[Line]:
-    return [[(f"warning {draw.clock(w['time_unix_s'])} ", "warn"), (draw.clean(w["text"]), "")] for w in state["warnings"]]
+    return [[(f"warning {term_text.clock(w['time_unix_s'])} ", "warn"), (term_text.clean(w["text"]), "")] for w in state["warnings"]]
 
 
 def log(state: State, width: int, rows: int) -> list[Line]:
@@ -172,7 +176,7 @@ def log(state: State, width: int, rows: int) -> list[Line]:
     if not file or rows < 1:
         return []
     shown = lines[-(rows - 1) :] if rows > 1 else []
-    return [[("LOG  ", "dim"), (place(file, width - 5), "dim")], *([(draw.clean(line), "")] for line in shown)]
+    return [[("LOG  ", "dim"), (place(file, width - 5), "dim")], *([(term_text.clean(line), "")] for line in shown)]
 
 
 def places(state: State, width: int) -> list[Line]:
@@ -180,7 +184,7 @@ def places(state: State, width: int) -> list[Line]:
     if state["run"]["dir"]:
         lines.append([("RUN  ", "dim"), (place(state["run"]["dir"], width - 5), "dim")])
     if saved := state["checkpoint"]:
-        age = "" if state["run"]["state"] in ENDED else f"{draw.duration(max(0.0, state['time_unix_s'] - saved['time_unix_s']))} ago  "
+        age = "" if state["run"]["state"] in ENDED else f"{term_text.duration(max(0.0, state['time_unix_s'] - saved['time_unix_s']))} ago  "
         where = place(saved["path"], width - 12 - len(age)) if saved["path"] else ""
         lines.append([("CHECKPOINT  ", "dim"), (age, ""), (where, "dim")])
     return lines
@@ -189,4 +193,4 @@ def places(state: State, width: int) -> list[Line]:
 def place(path: str, width: int) -> str:
     """A path as short as it can be pasted here: relative below the current folder; its end when it does not fit."""
     here = os.getcwd().rstrip("/") + "/"
-    return draw.cut_left(draw.clean(path.removeprefix(here)), width)
+    return term_text.cut_left(term_text.clean(path.removeprefix(here)), width)

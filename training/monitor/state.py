@@ -8,14 +8,14 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from training import heartbeat, rundir, standing
-from training.monitor import alerts, machine, naming
+from training.core import heartbeat, metric_units, rundir, standing
+from training.core.jsonl import Tail, dig, items, last_lines, mtime, number, read_object, text, whole
+from training.monitor import alerts, host_stats
 from training.monitor.history import History, median, percentile
-from training.monitor.records import Tail, dig, items, last_lines, mtime, number, read_object, text, whole
-from training.summary import next_command
+from training.trainer.summary import next_command
 
 if TYPE_CHECKING:
-    from training.monitor.foreign.figures import Figures, ScriptFigures
+    from training.monitor.log_parsers.log_metrics import Figures, ScriptFigures
 
 SCHEMA_VERSION = 2
 STARTING, RUNNING, FINISHED, STOPPED, FAILED, DIED = "starting", "running", "finished", "stopped", "failed", "died"
@@ -36,7 +36,7 @@ class Source(Protocol):
 class Watch:
     """Looks at one run again and again; keeps what was read, so that a look costs only what is new."""
 
-    def __init__(self, run: rundir.RunDir, log: Path | None = None, shared: machine.Shared | None = None) -> None:
+    def __init__(self, run: rundir.RunDir, log: Path | None = None, shared: host_stats.Shared | None = None) -> None:
         self.run, self.log = run, log
         self._history, self._events = History(run.metrics), Tail(run.events)
         self._warnings: deque[dict[str, Any]] = deque(maxlen=WARNINGS)
@@ -46,7 +46,7 @@ class Watch:
         self._total: int | None = None  # steps, as the newest start has said
         self._epochs: int | None = None  # the same
         self._script: ScriptFigures | None = None
-        self._machine = shared or machine.Shared()
+        self._machine = shared or host_stats.Shared()
         self.plan: State | None = None  # as of the last look
 
     def read_all(self) -> State:
@@ -68,7 +68,7 @@ class Watch:
         ranks = self._ranks(plan, supervisor, since)
         # Of torchrun's ranks it knows none, only torchrun: an entry without a rank.
         listed = [whole(supervisor.get("pid")), *(whole(dig(r, "pid")) for r in items(supervisor.get("ranks")))]
-        alive = [machine.alive(pid, mtime(run.supervisor) or now) for pid in listed]
+        alive = [host_stats.alive(pid, mtime(run.supervisor) or now) for pid in listed]
         self._history.update()
         self._read_events()
         told = self._told(plan)
@@ -113,7 +113,7 @@ class Watch:
             },
             **(self._of_script(told, state, took) if told else self._of_records(plan, state, since, took, summary)),
             "ranks": ranks,
-            "gpus": machine.gpu_records(gpus, family, planned),
+            "gpus": host_stats.gpu_records(gpus, family, planned),
             "gpus_reason": gpus.reason,
             "system": host,
             "warnings": list(self._warnings),
@@ -131,7 +131,7 @@ class Watch:
         if script_of(plan) is None:
             return None
         if self._script is None:
-            from training.monitor.foreign.figures import ScriptFigures  # the screen of a run of ours does not wait for it
+            from training.monitor.log_parsers.log_metrics import ScriptFigures  # the screen of a run of ours does not wait for it
 
             self._script = ScriptFigures(self.run.ranks)
         return self._script.read()
@@ -146,7 +146,7 @@ class Watch:
         }
 
     def _of_records(self, plan: State | None, state: str, since: float, took: float | None, summary: State | None) -> State:
-        speed = naming.SPEEDS[naming.as_samples(naming.counted(self._history.last))]
+        speed = metric_units.SPEEDS[metric_units.as_samples(metric_units.counted(self._history.last))]
         return {
             "progress": self._progress(plan, state, since, took, summary),
             "training": self._training(since),
@@ -191,7 +191,7 @@ class Watch:
             if beat and pid is None:
                 pid = beat.pid
             seen = mtime(self.run.supervisor) if rank in pids else beat.wall_time if beat else None
-            living = machine.alive(pid, seen or time.time())
+            living = host_stats.alive(pid, seen or time.time())
             age = None
             if beat:  # the monotonic clock is that of one boot: of no use for a run before the last one
                 age = beat.age_s if living and beat.monotonic_ns <= time.monotonic_ns() else max(0.0, time.time() - beat.wall_time)
@@ -280,21 +280,21 @@ class Watch:
 
     def _training(self, since: float) -> State:
         history, last = self._history, self._history.last
-        unit = naming.counted(last)
-        kind = naming.as_samples(unit)
+        unit = metric_units.counted(last)
+        kind = metric_units.as_samples(unit)
         loss, times = number(last.get("loss")), history.of_last_steps("step_ms")
         return {
             "loss": loss,
-            "loss_unit": naming.loss_unit(last),
+            "loss_unit": metric_units.loss_unit(last),
             "bytes_per_token": number(dig(read_object(self.run.data), "bytes_per_token")),
             "loss_is_finite": None if loss is None else math.isfinite(loss),
             **history.evaluation(),
             "lr": number(last.get("lr")),
             "grad_norm": number(last.get("grad_norm")),
             "unit": unit,
-            **dict.fromkeys((*naming.COUNTED, *naming.SPEEDS.values())),
-            kind: naming.so_far(last),
-            naming.SPEEDS[kind]: median(history.of_last_steps(f"{unit}{naming.PER_S}")),
+            **dict.fromkeys((*metric_units.COUNTED, *metric_units.SPEEDS.values())),
+            kind: metric_units.so_far(last),
+            metric_units.SPEEDS[kind]: median(history.of_last_steps(f"{unit}{metric_units.PER_S}")),
             "mfu": median(history.of_last_steps("mfu")),
             "memory_bytes": max((m for m in history.of_ranks("memory_bytes") if m is not None), default=None),
             "step_ms_median": median(times),

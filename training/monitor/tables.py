@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from training import amounts
-from training.monitor import draw
-from training.monitor.draw import Line
+from training.core import units
+from training.monitor import term_text
 from training.monitor.state import ENDED, State
+from training.monitor.term_text import Line
 
 METER = 24  # cells
 NUMBERS_FROM = 90  # columns of a GPU table with room for the number of each rank
@@ -33,10 +33,10 @@ def ranks(state: State, width: int, rows: int) -> list[Line]:
     lines: list[Line] = [[(f"RANK {'PID':>8} {'STEP':>8}{titles} {'LAST BEAT':>10}  DOING", "dim")]]
     for r in shown:
         step = f"{r['step']:,}" if r["step"] is not None else "-"
-        mine = f" {draw.milliseconds(r['own_ms_median']):>9} {draw.gib(r['memory_bytes']):>5} GiB" if shares else ""
+        mine = f" {term_text.milliseconds(r['own_ms_median']):>9} {term_text.gib(r['memory_bytes']):>5} GiB" if shares else ""
         line: Line = [(f"{r['rank']:>4} {r['pid'] or '-':>8} {step:>8}{mine} ", "")]
         line.append((f"{_age(r, ended):>10}", "bad" if r["late"] else ""))
-        line.append(("  " + draw.clean(r["doing"] or unheard), "bad" if r["late"] else ""))
+        line.append(("  " + term_text.clean(r["doing"] or unheard), "bad" if r["late"] else ""))
         if r["alive"] is False and not ended:
             line.append(("  process gone", "bad"))
         lines.append(line)
@@ -48,20 +48,20 @@ def _age(rank: dict[str, Any], ended: bool) -> str:
     if age is None:
         return "-"
     if ended:  # how long ago says nothing any more; when does
-        return draw.clock(rank["beat_unix_s"])
-    shown = f"{age:.1f} s" if age < 100 else draw.duration(age)
+        return term_text.clock(rank["beat_unix_s"])
+    shown = f"{age:.1f} s" if age < 100 else term_text.duration(age)
     return shown + (" LATE" if rank["late"] else "")
 
 
 def _all_ranks(every: list[dict[str, Any]], ended: bool, which: str = "") -> Line:
     late = [r for r in every if r["late"]]
     ages = [r for r in every if r["beat_age_s"] is not None]
-    words = f"{which}{amounts.plural(len(every), 'rank')}"
+    words = f"{which}{units.plural(len(every), 'rank')}"
     if not ended:
         words += f", {sum(bool(r['alive']) for r in every)} alive"
     if ages:
         oldest = max(ages, key=lambda r: r["beat_age_s"])
-        words += f"; oldest beat {_age(oldest, ended)} (rank {oldest['rank']}: {draw.clean(oldest['doing'] or '-')})"
+        words += f"; oldest beat {_age(oldest, ended)} (rank {oldest['rank']}: {term_text.clean(oldest['doing'] or '-')})"
     return [(words, "bad" if late else "")]
 
 
@@ -70,7 +70,7 @@ def gpus(state: State, width: int, rows: int) -> list[Line]:
     every: list[dict[str, Any]] = state["gpus"]
     if not every:
         # Silence is right for a run on the CPU; a run on GPUs that can not be seen needs a word.
-        return [[(f"GPUs: {draw.clean(state['gpus_reason'])}", "warn")]] if state["run"]["device"] == "cuda" else []
+        return [[(f"GPUs: {term_text.clean(state['gpus_reason'])}", "warn")]] if state["run"]["device"] == "cuda" else []
     shown = every
     if len(every) + 1 > rows:
         first = sorted(every, key=lambda g: (not g["in_plan"], not any(p["this_run"] for p in g["processes"])))
@@ -78,7 +78,7 @@ def gpus(state: State, width: int, rows: int) -> list[Line]:
     titles = f"GPU {'NAME':<17} {'USE':>5} {'MEMORY GiB':>14} {'TEMP':>6} {'POWER':>6}  PROCESSES (* this run)"
     lines: list[Line] = [[(titles, "dim")]]
     for g in shown:
-        memory = f"{draw.gib(g['memory_used_bytes'])} / {draw.gib(g['memory_total_bytes'])}"
+        memory = f"{term_text.gib(g['memory_used_bytes'])} / {term_text.gib(g['memory_total_bytes'])}"
         line: Line = [(f"{g['index']:>2}{'*' if g['in_plan'] else ' '} {short_name(g):<17} {unit(g['use_percent'], ' %'):>5} ", "")]
         line.append((f"{memory:>14} ", _memory_style(g)))
         line.append((f"{unit(g['temperature_c'], ' °C'):>6} {unit(g['power_w'], ' W'):>6}  ", "warn" if g["throttle_reasons"] else ""))
@@ -94,14 +94,14 @@ def gpus(state: State, width: int, rows: int) -> list[Line]:
 
 def gpu_details(gpu: dict[str, Any], ranks: list[dict[str, Any]]) -> list[Line]:
     """One GPU, everything that is known of it."""
-    memory = f"{draw.gib(gpu['memory_used_bytes'])} of {draw.gib(gpu['memory_total_bytes'])} GiB"
+    memory = f"{term_text.gib(gpu['memory_used_bytes'])} of {term_text.gib(gpu['memory_total_bytes'])} GiB"
     used, total = gpu["memory_used_bytes"], gpu["memory_total_bytes"]
     share = None if used is None or not total else used / total
     power = unit(gpu["power_w"], " W") + (f" of {gpu['power_limit_w']:.0f} W" if gpu["power_limit_w"] is not None else "")
     limit = gpu["power_limit_w"] and gpu["power_w"] is not None
-    title = f"GPU {gpu['index']}  {draw.clean(gpu['name'])}"
+    title = f"GPU {gpu['index']}  {term_text.clean(gpu['name'])}"
     lines: list[Line] = [
-        [(title, "bold"), ("  of this run's plan" if gpu["in_plan"] else "", "good"), (f"  {draw.clean(gpu['uuid'])}", "dim")]
+        [(title, "bold"), ("  of this run's plan" if gpu["in_plan"] else "", "good"), (f"  {term_text.clean(gpu['uuid'])}", "dim")]
     ]
     lines.append(_meter("use", None if gpu["use_percent"] is None else gpu["use_percent"] / 100, unit(gpu["use_percent"], " %")))
     lines.append(_meter("memory", share, memory))
@@ -111,19 +111,25 @@ def gpu_details(gpu: dict[str, Any], ranks: list[dict[str, Any]]) -> list[Line]:
     lines.append([(f"  {'clocks':<12} ", ""), ("-" if slow is None else ", ".join(slow) or "not slowed down", "bad" if slow else "")])
     numbers = {r["pid"]: r["rank"] for r in ranks}
     for p in sorted(gpu["processes"], key=lambda p: not p["this_run"]):
-        who = f"rank {numbers[p['pid']]}" if p["pid"] in numbers else "this run" if p["this_run"] else f"stranger: {draw.clean(p['user'])}"
-        used_words = "-" if p["used_bytes"] is None else f"{draw.gib(p['used_bytes'])} GiB"
-        words = f"  {'process':<12} {p['pid']:>8}  {used_words:>9}  {who}  {draw.clean(p['command'])}"
+        who = (
+            f"rank {numbers[p['pid']]}"
+            if p["pid"] in numbers
+            else "this run"
+            if p["this_run"]
+            else f"stranger: {term_text.clean(p['user'])}"
+        )
+        used_words = "-" if p["used_bytes"] is None else f"{term_text.gib(p['used_bytes'])} GiB"
+        words = f"  {'process':<12} {p['pid']:>8}  {used_words:>9}  {who}  {term_text.clean(p['command'])}"
         lines.append([(words, "good" if p["this_run"] else "warn")])
     return lines
 
 
 def _meter(name: str, share: float | None, words: str) -> Line:
-    return [(f"  {name:<12} ", ""), (draw.bar(share, METER), "good") if share is not None else (" " * METER, ""), (f"  {words}", "")]
+    return [(f"  {name:<12} ", ""), (term_text.bar(share, METER), "good") if share is not None else (" " * METER, ""), (f"  {words}", "")]
 
 
 def short_name(gpu: dict[str, Any]) -> str:
-    return draw.cut(draw.clean(gpu["name"]).removeprefix("NVIDIA ").removeprefix("GeForce "), 17)
+    return term_text.cut(term_text.clean(gpu["name"]).removeprefix("NVIDIA ").removeprefix("GeForce "), 17)
 
 
 def unit(value: float | None, unit: str) -> str:
@@ -141,8 +147,8 @@ def processes(every: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> Line:
     numbers = {r["pid"]: r["rank"] for r in ranks}
     for p in sorted(every, key=lambda p: not p["this_run"]):
         rank = f"rank {numbers[p['pid']]} " if p["pid"] in numbers else ""
-        owner = f"*{rank}" if p["this_run"] else f"{draw.clean(p['user'])} " if p["user"] != "-" else ""
-        memory = f" {draw.gib(p['used_bytes'])}" if p["used_bytes"] is not None else ""
+        owner = f"*{rank}" if p["this_run"] else f"{term_text.clean(p['user'])} " if p["user"] != "-" else ""
+        memory = f" {term_text.gib(p['used_bytes'])}" if p["used_bytes"] is not None else ""
         line.append((("" if not line else ", ") + f"{owner}{p['pid']}{memory}", "good" if p["this_run"] else "warn"))
     return line
 
@@ -161,7 +167,7 @@ def system(state: State) -> list[Line]:
 def _used(system: dict[str, Any], name: str) -> str:
     """13.2/24 GiB: the total needs no decimals."""
     total = system[f"{name}_total_bytes"]
-    return f"{draw.gib(system[f'{name}_used_bytes'])}/{'-' if total is None else round(total / (1 << 30))} GiB"
+    return f"{term_text.gib(system[f'{name}_used_bytes'])}/{'-' if total is None else round(total / (1 << 30))} GiB"
 
 
 def _full(system: dict[str, Any], name: str, limit: float) -> str:

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from training.communication import verdicts
 from training.config.batch import Batch
-from training.errors import Exit, UserError
-from training.host import decide, packages, preflight, variables
+from training.core.errors import Exit, UserError
+from training.host import decisions, env_vars, p2p_cache, packages
 from training.host.gpus import Machine
-from training.host.memory import Load
+from training.host.placement import LOCAL, RANK
 from training.host.torch_build import TorchBuild
-from training.launch.place import LOCAL, RANK
-from training.request import Launch, Request
+from training.plan import preflight
+from training.plan.request import Launch, Request
+from training.tasks.gpt.memory import Load
 
 SCHEMA_VERSION = 1
 Plan = dict[str, Any]
@@ -36,15 +36,15 @@ class Decided:
 
 
 def start(
-    request: Launch, machine: Machine, torch: TorchBuild | None, device: decide.Choice, environ: Mapping[str, str]
+    request: Launch, machine: Machine, torch: TorchBuild | None, device: decisions.Choice, environ: Mapping[str, str]
 ) -> tuple[Plan, list[preflight.Check]]:
     """The fields of every plan, with its first two sentences and notes, and the checks of the meeting point."""
     config, place, ranks, local = request.config, request.place, request.ranks, request.local_ranks
     port, check = preflight.port(config.master_port) if place.kind == LOCAL else (place.master_port, None)
-    launcher = decide.launcher(config, place, request.script, ranks)
-    retries = decide.retries(config, launcher, request.script)
+    launcher = decisions.launcher(config, place, request.script, ranks)
+    retries = decisions.retries(config, launcher, request.script)
     unheard = [f"retries is {config.retries}, but {retries.reason}"] if config.retries not in ("auto", retries.value) else []
-    chosen = variables.choose(
+    chosen = env_vars.choose(
         environ,
         device=device.value,
         ranks=ranks,
@@ -55,7 +55,7 @@ def start(
     )
     used = machine.gpus[: request.gpu_ranks] if device.value == "cuda" else ()
     version = torch.version if torch else None
-    chosen += verdicts.variables([g.uuid for g in used], machine.driver, version, environ)
+    chosen += p2p_cache.variables([g.uuid for g in used], machine.driver, version, environ)
     here = f", {local} of them on this machine" if local != ranks else ""
     return {
         "schema_version": SCHEMA_VERSION,
@@ -75,7 +75,7 @@ def start(
         "variables": [v.record() for v in chosen],
         "master_port": port,
         "resume": bool(request.resume_from),
-        "notes": [*request.notes, *decide.left_over(place), *unheard, *variables.useless(environ), *_not_installed(request)],
+        "notes": [*request.notes, *decisions.left_over(place), *unheard, *env_vars.useless(environ), *_not_installed(request)],
         "text": [place.sentence(), f"{ranks} rank{'s' if ranks > 1 else ''}{here} by {launcher.value}: {launcher.reason}"],
     }, [check] if check else []
 

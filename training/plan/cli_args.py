@@ -10,10 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from training import resuming, rundir, tasks
-from training.config import files, flags, program, resolve
+from training import tasks
+from training.config import flags, loader, program, resolve
 from training.config.schema import FIELDS, Known
-from training.errors import Problem, UserError
+from training.core import rundir
+from training.core.errors import Problem, UserError
+from training.plan import resume_run
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICKSTART = "configs/dual_gpu/quickstart.py"
@@ -31,11 +33,11 @@ class Asked:
     line: flags.CommandLine
     typed: int  # ranks; 0: a wrong number
     config_file: Path | None
-    file: files.Loaded
+    file: loader.Loaded
     kind: tasks.Kind
     resolved: resolve.Resolved
     experiments: Path
-    resumed: files.Values = field(default_factory=dict)  # the configuration of the run to resume
+    resumed: loader.Values = field(default_factory=dict)  # the configuration of the run to resume
     resume_from: rundir.RunDir | None = None
     answer: str = ""  # to whom asks to resume what is finished
     problems: list[Problem] = field(default_factory=list)
@@ -75,18 +77,18 @@ def _look(script: str, args: list[str], environ: Mapping[str, str], fields: Know
     config_file = _config_file(script, line, positional, problems, environ)
     if config_file and (what := program.kind(config_file, fields)) != program.CONFIG:
         raise UserError(_program(script, line, args, typed, config_file, what))
-    file = files.read(config_file, typed) if config_file else files.Loaded()
+    file = loader.read(config_file, typed) if config_file else loader.Loaded()
     problems += file.problems
     resolved = resolve.resolve(line, file.values, environ, fields=fields)
     experiments = folder("out_dir", resolved)
-    found = resuming.Found()
+    found = resume_run.Found()
     if resolved.config.resume:
 
-        def merged(known: files.Values, having: Known) -> resolve.Resolved:
+        def merged(known: loader.Values, having: Known) -> resolve.Resolved:
             return resolve.resolve(line, file.values, environ, {n: v for n, v in known.items() if n in having}, having)
 
-        wish = resuming.Wish(script, typed, line, config_file, resolved, experiments, merged, fields, partial(command, script, args))
-        found = resuming.find(wish, problems)
+        wish = resume_run.Wish(script, typed, line, config_file, resolved, experiments, merged, fields, partial(command, script, args))
+        found = resume_run.find(wish, problems)
         resolved = found.resolved or resolved
     problems += resolved.problems
     kind = tasks.Kind(tasks.GPT, {})
@@ -108,7 +110,7 @@ def command(script: str, args: list[str], /, **changes: Any) -> str:
 
 def is_config(word: str) -> bool:
     """Is this first argument meant as a config file, and no number of processes?"""
-    return word.endswith((".py", ".json")) or "/" in word or bool(word and files.near(Path(word)))
+    return word.endswith((".py", ".json")) or "/" in word or bool(word and loader.near(Path(word)))
 
 
 def _by_another_name(line: flags.CommandLine) -> int:
@@ -169,7 +171,7 @@ def _config_file(
 
 def _program(script: str, line: flags.CommandLine, args: list[str], typed: int, path: Path, what: str) -> Problem:
     """One problem for a program where a config belongs, with the command that runs it."""
-    from training.script import launch_words  # which reads this module
+    from training.plan.script_request import launch_words  # which reads this module
 
     shown, ranks = shlex.quote(str(path)), typed or 2
     number = line.positional[:1] if SCRIPTS[script] is None else []

@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 
-from training.asked import SCRIPTS, Asked, command, is_config, takes_ranks
 from training.config import batch, flags, meant
 from training.config.foreign_names import row_of
 from training.config.schema import FIELDS, Known
 from training.config.translate import RANKS, Changes, Sizes
-from training.errors import Problem
+from training.core.errors import Problem
+from training.plan.cli_args import SCRIPTS, Asked, command, is_config, takes_ranks
 from training.tasks import GPT, everything
 
 LAUNCH = "launch_train.sh"
@@ -90,7 +90,7 @@ def _program(script: str) -> str:
 
 
 def _sizes(asked: Asked) -> Sizes:
-    from training import rundir
+    from training.core import rundir
 
     plans = sorted(asked.experiments.glob("*/plan.json"), key=lambda p: (p.stat().st_mtime_ns, p), reverse=True)
     runs = tuple(plan.parent.name for plan in plans if rundir.read_json(plan))

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training import rundir, standing, tasks
+from training import tasks
 from training.config.schema import Config
-from training.engine import manifest
+from training.core import manifest, rundir, standing
 
 LIMITS = ("num_iterations", "num_epochs")
 # A change of these changes how many steps an epoch has.

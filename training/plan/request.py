@@ -1,5 +1,5 @@
 """What the user asks for: script, number of ranks, configuration. Pure: no host facts, no torch, standard library only,
-so that a typing error is answered before anything is installed (`python lib/run_module.py training.request SCRIPT ARGS` checks only)."""
+so that a typing error is answered before anything is installed (`python lib/run_module.py training.plan.request SCRIPT ARGS` checks only)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from training import asked as reading
-from training import command as program
-from training import console, finished, rundir, standing, tasks
-from training.asked import ENTRYPOINT, command, folder
-from training.config import batch, files, flags, option_file, resolve, saved
+from training import tasks
+from training.config import batch, flags, loader, resolve, saved
 from training.config.schema import Config
+from training.core import log, rundir, standing
+from training.core.errors import NothingToDo, Problem, UserError
 from training.data import corpus
-from training.errors import NothingToDo, Problem, UserError
-from training.host import packages
-from training.launch import mode
-from training.launch.place import NODE, RANK, Asked, Place
-from training.tasks import samples
-from training.tasks.gpt import asked as gpt
+from training.host import packages, program, topology
+from training.host.placement import NODE, RANK, Asked, Place
+from training.plan import cli_args as reading
+from training.plan import finished
+from training.plan.cli_args import ENTRYPOINT, command, folder
+from training.tasks import sample_batch
+from training.tasks.gpt import validation as gpt
+from training.tasks.video_restoration.kair import loader
 
 NAME_CHARACTERS = "letters, digits, dot, dash and underscore"
 
@@ -79,7 +80,7 @@ class Request(Launch):
     title: str  # that the config file gives itself
     gpu_ids: list[int]  # that it names
     source: corpus.Source | None  # the text, of a task that reads some
-    resumed: files.Values  # its configuration
+    resumed: loader.Values  # its configuration
 
     @property
     def base_name(self) -> str:
@@ -95,7 +96,7 @@ class Request(Launch):
     def batch(self) -> batch.Batch | None:
         """As far as it is known without looking at the machine."""
         if self.kind.name != tasks.GPT:
-            return samples.split(self.config, self.origins, self.ranks)
+            return sample_batch.split(self.config, self.origins, self.ranks)
         size = self.config.device_batch_size
         return None if isinstance(size, str) else batch.split(size, self.seq_len, self.ranks, self.config.total_batch_size)
 
@@ -118,18 +119,18 @@ class Request(Launch):
         values = saved.chosen(self.values() | self.options, self.origins)
         if problems := saved.write(self.save_config, values, self.origins):
             raise UserError(problems)
-        console.success(f"configuration saved in {self.save_config}; nothing is launched")
+        log.success(f"configuration saved in {self.save_config}; nothing is launched")
 
     def login_file(self) -> str | None:
         """An option file that holds a key for W&B: it is read again where W&B starts, and the key written nowhere."""
-        if self.config_file and option_file.api_key(self.config_file):
+        if self.config_file and loader.api_key(self.config_file):
             return str(self.config_file.absolute())
         before = standing.read_plan(self.resume_from) if self.resume_from else None
         return (before or {}).get("login_file")
 
     def tracked(self) -> list[str]:
         """The packages of the trackers that are on."""
-        key = option_file.api_key(self.config_file) if self.config_file else None
+        key = loader.api_key(self.config_file) if self.config_file else None
         return trackers(self.config, key)
 
     def values(self) -> dict[str, Any]:
@@ -176,16 +177,16 @@ def read(
         source, wrong = gpt.check(config, origins, installed)
         problems += ([] if asked.bad(gpt.SIZES) or not ranks else gpt.divides(config, origins, ranks)) + wrong
     else:
-        problems += [] if asked.bad(samples.SIZES) or not ranks else samples.divides(config, origins, ranks)
+        problems += [] if asked.bad(sample_batch.SIZES) or not ranks else sample_batch.divides(config, origins, ranks)
         problems += [] if resolved.problems or asked.file.problems else tasks.check(kind, resolved.options, origins, installed)
     problems += not_trackable(config, origins) if installed else []
     problems += run_name(config, origins, asked.experiments, resume_from, place, partial(command, script, args))
     if "save_config" in asked.line.flags:
         problems += saved.problems(Path(asked.line.flags["save_config"][0]).expanduser())
     if config.inject:
-        from training import inject
+        from training.config import fault_spec
 
-        problems += inject.check(config.inject, origins["inject"], ranks, config.num_workers)
+        problems += fault_spec.check(config.inject, origins["inject"], ranks, config.num_workers)
         notes = [*notes, f"faults will happen on purpose: {config.inject} ({origins['inject']})"]
     if place and place.kind == RANK and rundir.VARIABLE in environ:
         text = f"this is rank {place.rank} of the run {environ[rundir.VARIABLE]}: a launcher in a rank would start every rank again"
@@ -193,9 +194,9 @@ def read(
             Problem(text, "one launcher for one training", [f"{command(script, args)} --launcher=spawn   # a training of its own"])
         )
     if problems or asked.line.unknown or place is None:
-        from training import corrected  # only when something is wrong: the plan answers sooner
+        from training.plan import corrections  # only when something is wrong: the plan answers sooner
 
-        problems = corrected.problems(asked, script, args, problems)
+        problems = corrections.problems(asked, script, args, problems)
         raise UserError(problems, said_by_another=place is not None and place.kind == RANK and place.rank != 0)
     if asked.answer and not asked.line.on("check") and "save_config" not in asked.line.flags:
         raise NothingToDo(asked.answer if place.kind != RANK or place.rank == 0 else "")
@@ -217,7 +218,7 @@ def read(
 
 
 def trackers(config: Config, key: str | None = None) -> list[str]:
-    from training.engine.record import wandb_mode
+    from training.trainer.metrics_writer import wandb_mode
 
     wandb = ["wandb"] if wandb_mode(config, key)[0] != "disabled" else []
     return [*(["tensorboard"] if config.tensorboard else []), *wandb]
@@ -255,7 +256,7 @@ def common(script: str, args: list[str], line: flags.CommandLine, resolved: reso
 def place_of(script: str, config: Config, environ: Mapping[str, str], problems: list[Problem], gpus: int) -> Place | None:
     asked = Asked(config.launcher, config.nnodes, config.node_rank, config.master_addr, config.master_port)
     try:
-        return mode.find(environ, asked, starts_ranks=script != ENTRYPOINT, several_gpus=gpus > 1)
+        return topology.find(environ, asked, starts_ranks=script != ENTRYPOINT, several_gpus=gpus > 1)
     except UserError as error:
         problems += error.problems
         return None
@@ -303,7 +304,7 @@ def run_name(
 
 def main() -> int:
     script, args = sys.argv[1], sys.argv[2:]
-    from training import script as own_script
+    from training.plan import script_request as own_script
 
     try:
         if own_script.asked_for(args):
@@ -313,7 +314,7 @@ def main() -> int:
     except NothingToDo:
         pass  # the plan answers
     except UserError as error:
-        console.report(error)
+        log.report(error)
         return int(error.code)
     return 0
 

@@ -7,15 +7,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training import rundir, standing, tasks
-from training.config.files import Values
+from training import tasks
+from training.config.loader import Values
+from training.core import manifest, rundir, standing
+from training.core.errors import Problem, UserError
 from training.data import tokenizer
 from training.data.prepare import Prepared, content
-from training.engine import manifest
-from training.errors import Problem, UserError
 
 if TYPE_CHECKING:
-    from training.request import Request
+    from training.plan.request import Request
 
 # What a resume is for, or what belongs to each start: not said.
 SILENT = {"task", "num_iterations", "num_epochs", "resume", "run_name", "out_dir", "log_dir"}

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from training import finished, rundir, standing, tasks
-from training.config import files, flags, resolve
+from training import tasks
+from training.config import flags, loader, resolve
 from training.config.schema import FIELDS, Known, of_the_run
-from training.errors import Problem
-from training.runs import LATEST
+from training.core import rundir, standing
+from training.core.errors import Problem
+from training.core.find_run import LATEST
+from training.plan import finished
 
 SHOWN = 6  # runs in a list
 
@@ -29,7 +31,7 @@ class Wish:
     config_file: Path | None
     resolved: resolve.Resolved
     experiments: Path
-    merged: Callable[[files.Values, Known], resolve.Resolved]
+    merged: Callable[[loader.Values, Known], resolve.Resolved]
     fields: Known
     again: Callable[..., str]
 
@@ -47,7 +49,7 @@ class Wish:
 class Found:
     """`answer`: why there is nothing to do; without it and without a run, the problems have been noted."""
 
-    known: files.Values = field(default_factory=dict)  # the configuration of the run
+    known: loader.Values = field(default_factory=dict)  # the configuration of the run
     run: rundir.RunDir | None = None
     resolved: resolve.Resolved | None = None
     answer: str = ""
@@ -137,8 +139,8 @@ def _row(wish: Wish, run: rundir.RunDir, plan: dict[str, Any], end: finished.Fin
     if end:
         return f"{wish.command(run, **end.longer)}   # {config.name + ', ' if config else ''}{end.sentence()}"
     # Imported only for the list: the command line is checked before anything is installed.
-    from training.monitor.draw import clock
     from training.monitor.state import Watch
+    from training.monitor.term_text import clock
 
     state = Watch(run).read(0.0)
     progress, facts = state["progress"], state["run"]

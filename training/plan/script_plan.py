@@ -1,4 +1,4 @@
-"""The plan for somebody's own script (training/script.py): the same file as any plan, with what is known of a script."""
+"""The plan for somebody's own script (training/plan/script_request.py): the same file as any plan, with what is known of a script."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from training import plan_common
-from training.host import decide, gpus, preflight, torch_build
-from training.plan_common import Plan
-from training.script import USED, ScriptLaunch
+from training.host import decisions, gpus, torch_build
+from training.plan import builder, preflight
+from training.plan.builder import Plan
+from training.plan.script_request import USED, ScriptLaunch
 
 
 def build(request: ScriptLaunch, environ: Mapping[str, str]) -> tuple[Plan, list[preflight.Check]]:
-    """As training.plan.build, for what is known of a script. Raises UserError (exit 3) when the machine can not do it."""
+    """As training.plan.training_plan.build, for what is known of a script. Raises UserError (exit 3) when the machine can not do it."""
     config, local, script = request.config, request.local_ranks, request.runs
     machine = gpus.look(environ) if config.device != "cpu" else gpus.Machine((), "not asked")
     torch = torch_build.installed() if script.python == sys.executable else None
-    device = decide.device(config, local, machine, torch) if machine.gpus else decide.Choice("cpu", machine.reason)
+    device = decisions.device(config, local, machine, torch) if machine.gpus else decisions.Choice("cpu", machine.reason)
     if config.device == "cuda":
-        device = decide.Choice("cuda", "as asked")
-    plan, checks = plan_common.start(request, machine, torch, device, environ)
+        device = decisions.Choice("cuda", "as asked")
+    plan, checks = builder.start(request, machine, torch, device, environ)
     if machine.gpus and device.value != "cuda":
         text = f"{len(machine.gpus)} GPUs for {local} ranks: whether the script trains on the CPU then is up to it"
         checks.append(preflight.Check("GPUs", preflight.WARNING, text, [request.command_with(len(machine.gpus))]))
     facts = preflight.Facts(request, machine, torch, device.value)
     checks += preflight.at_every_start(facts) + (preflight.only_in_check(facts) if request.check else [])
-    plan_common.refuse_errors(request, checks)
+    builder.refuse_errors(request, checks)
     plan |= {
         "config_file": None,
         "config": {name: value for name, value in asdict(config).items() if name in USED},
         "script": asdict(script),
     }
-    plan["notes"] += plan_common.warnings(checks)
+    plan["notes"] += builder.warnings(checks)
     plan["text"] += [
         f"script: {shlex.join([script.path, *script.args])}",
         f"python: {script.python}, {script.python_reason}" if script.python else "a program: executed directly",

@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from training.asked import SCRIPTS, command, folder, number_of_ranks
 from training.config import flags, resolve
 from training.config.schema import FIELDS
 from training.config.translate import Changes
-from training.errors import Problem, UserError
-from training.launch.place import RANK
-from training.request import Launch, common, count, place_of, run_name
+from training.core.errors import Problem, UserError
+from training.host.placement import RANK
+from training.plan.cli_args import SCRIPTS, command, folder, number_of_ranks
+from training.plan.request import Launch, common, count, place_of, run_name
 
 SCRIPT = "launch_train.sh"
 SEPARATOR = "--"
@@ -149,7 +149,7 @@ def _misplaced(line: flags.CommandLine, own: list[str], theirs: list[str], ranks
 
 def _in_full(problems: list[Problem], line: flags.CommandLine, own: list[str], theirs: list[str], ranks: int) -> list[Problem]:
     """Suggestions that are flags only become the whole command."""
-    from training.corrected import as_changes
+    from training.plan.corrections import as_changes
 
     out = []
     for problem in problems:

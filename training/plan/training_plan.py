@@ -1,12 +1,12 @@
 """The plan: request + this machine → everything that will be done, in one file.
 
-    python lib/run_module.py training.plan SCRIPT [ARGS…]
+    python lib/run_module.py training.cli.plan SCRIPT [ARGS…]
 
 prints the folder with what the shell needs of it, and nothing else; problems go to standard error with exit 2 (configuration) or 3
 (machine), and then nothing was made. With --dry_run it prints the plan instead; where this process is a rank that something
 else has started, the word 'rank': train.py plans then, together with the other ranks.
 
-    python lib/run_module.py training.plan --before-install SCRIPT [ARGS…]
+    python lib/run_module.py training.cli.plan --before-install SCRIPT [ARGS…]
 
 with any Python: answers what needs no packages (problems, --dry_run), and prints nothing where they have to be installed first.
 """
@@ -19,16 +19,20 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from training import amounts, command, console, plan_common, plan_files, resume, tasks
-from training import script as own_script
-from training.asked import ENTRYPOINT
+from training import tasks
+from training.cli.option_help import option_lines
 from training.config import batch, flags
-from training.config.help import option_lines
-from training.errors import Exit, NothingToDo, UserError
-from training.host import decide, gpus, memory, preflight, torch_build, variables
-from training.launch.place import RANK
-from training.plan_common import Decided, Plan
-from training.request import Launch, Request, read
+from training.core import log, units
+from training.core.errors import Exit, NothingToDo, UserError
+from training.host import decisions, env_vars, gpus, torch_build
+from training.host import program as command
+from training.host.placement import RANK
+from training.plan import builder, preflight, resume_checks, writer
+from training.plan import script_request as own_script
+from training.plan.builder import Decided, Plan
+from training.plan.cli_args import ENTRYPOINT
+from training.plan.request import Launch, Request, read
+from training.tasks.gpt import memory
 
 BEFORE_INSTALL = "--before-install"
 
@@ -43,22 +47,22 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     torch = torch_build.installed()
     if place.kind == RANK and len(machine.gpus) == 1:
         request.gpu_ranks = 1  # each rank sees a GPU of its own (srun --gpus-per-task=1)
-    device = decide.device(config, request.gpu_ranks, machine, torch)
-    precision = decide.precision(config, device.value, request.gpu_ranks, machine)
-    compiled = decide.compiled(config, device.value)
-    room = decide.budget(device.value, request.gpu_ranks if device.value == "cuda" else local, machine)
+    device = decisions.device(config, request.gpu_ranks, machine, torch)
+    precision = decisions.precision(config, device.value, request.gpu_ranks, machine)
+    compiled = decisions.compiled(config, device.value)
+    room = decisions.budget(device.value, request.gpu_ranks if device.value == "cuda" else local, machine)
     decided = _decide(request, device.value, precision, compiled, room)
     split = decided.batch
-    static_graph = decide.static_graph(config, split.accumulation)
-    plan, checks = plan_common.start(request, machine, torch, device, environ)
+    static_graph = decisions.static_graph(config, split.accumulation)
+    plan, checks = builder.start(request, machine, torch, device, environ)
     checks += _checks(request, machine, torch, device.value, room, decided.load)
     checks += preflight.compile_works(torch, device.value, request) if compiled.value else []
-    plan_common.refuse_errors(request, checks)
+    builder.refuse_errors(request, checks)
 
     if own_gpu and device.value == "cuda":
         why = f"gpu_ids of {request.config_file}, which count for a single process"
         plan["variables"] = [v for v in plan["variables"] if v["name"] != gpus.VISIBLE]
-        plan["variables"].append(variables.Variable(gpus.VISIBLE, own_gpu, why, "set here").record())
+        plan["variables"].append(env_vars.Variable(gpus.VISIBLE, own_gpu, why, "set here").record())
     plan |= {
         "config_file": request.config_name(),
         "login_file": request.login_file(),
@@ -70,7 +74,11 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         "batch": asdict(split),
         **decided.fields,
     }
-    plan["notes"] += [*decided.notes, *_warnings(request, checks, static_graph), *resume.decided_otherwise(request.resume_from, plan)]
+    plan["notes"] += [
+        *decided.notes,
+        *_warnings(request, checks, static_graph),
+        *resume_checks.decided_otherwise(request.resume_from, plan),
+    ]
     plan["text"] += sentences(plan, split, decided)
     return plan, checks
 
@@ -87,14 +95,14 @@ def _checks(
     return preflight.at_every_start(facts) + (preflight.only_in_check(facts) if request.check else [])
 
 
-def _warnings(request: Request, checks: list[preflight.Check], static_graph: decide.Choice) -> list[str]:
-    notes = plan_common.warnings(checks)
+def _warnings(request: Request, checks: list[preflight.Check], static_graph: decisions.Choice) -> list[str]:
+    notes = builder.warnings(checks)
     if request.config.use_static_graph and not static_graph.value:
         notes.append(f"use_static_graph: {static_graph.reason}")
     return notes
 
 
-def _decide(request: Request, device: str, precision: decide.Choice, compiled: decide.Choice, room: int | None) -> Decided:
+def _decide(request: Request, device: str, precision: decisions.Choice, compiled: decisions.Choice, room: int | None) -> Decided:
     """What depends on the task."""
     if request.kind.name == tasks.GPT:
         from training.tasks.gpt import planning
@@ -103,11 +111,11 @@ def _decide(request: Request, device: str, precision: decide.Choice, compiled: d
     assert request.batch, "samples.divides() has checked this"
     task = request.kind.record(request.options)
     lines = [f"task {task['name']}" + (f" ({task['file']})" if task["file"] else ""), *tasks.sentences(request.kind, request.options)]
-    return Decided(request.batch, lines, resume.check_task(request) if request.resume_from else [])
+    return Decided(request.batch, lines, resume_checks.check_task(request) if request.resume_from else [])
 
 
 def _amount(data: dict[str, int]) -> str:
-    return f"{amounts.plural(data['files'], 'file')}, {amounts.size(data['bytes'])}"
+    return f"{units.plural(data['files'], 'file')}, {units.size(data['bytes'])}"
 
 
 def sentences(plan: Plan, split: batch.Batch, decided: Decided) -> list[str]:
@@ -139,7 +147,7 @@ def describe(plan: Plan, checks: list[preflight.Check]) -> str:
     for name, value in values.items():
         lines.append(f"  {name:<{width}}  {value!r:<14}  {plan['origins'][name].removeprefix('from ')}")
     lines += ["", "Environment variables of the ranks"]
-    lines += [f"  {v.line()}" for v in (variables.Variable(**record) for record in plan["variables"])]
+    lines += [f"  {v.line()}" for v in (env_vars.Variable(**record) for record in plan["variables"])]
     lines += ["", f"Resources ({preflight.count(checks)})", preflight.table([c.record() for c in checks]).rstrip("\n")]
     notes = [n for n in plan["notes"] if n not in {f"{c.name}: {c.text}" for c in checks}]
     lines += ["", *(f"note: {n}" for n in notes)] if notes else []
@@ -152,9 +160,9 @@ def show(request: Launch, plan: Plan, checks: list[preflight.Check]) -> int:
     if not request.check:
         print(describe(plan, checks))
         return int(Exit.RESOURCES if preflight.worst(checks) == preflight.ERROR else Exit.DONE)
-    from training import check
+    from training.cli import doctor
 
-    report = check.run(request, plan, checks)
+    report = doctor.run(request, plan, checks)
     print(report.json() if request.json else f"{describe(plan, report.checks)}\n{report.text()}")
     return int(report.code)
 
@@ -163,12 +171,12 @@ def announce(plan: Plan) -> None:
     """Say the plan on the console; `run directory:` is what the monitor looks for in a log."""
     mode, *sentences = plan["text"]
     for line in (mode, f"run directory: {plan['run_dir']}", *sentences):
-        console.info(line)
+        log.info(line)
     for v in plan["variables"]:
         if v["origin"] == "set here":
-            console.info(f"set {v['name']}={v['value']}: {v['why']}")
+            log.info(f"set {v['name']}={v['value']}: {v['why']}")
     for note in plan["notes"]:
-        console.warning(note)
+        log.warning(note)
 
 
 def make(script: str, args: list[str], environ: Mapping[str, str]) -> tuple[Request, Plan, list[preflight.Check]]:
@@ -191,9 +199,9 @@ def main() -> int:
         print("\n".join(option_lines()))
         return 0
     if flags.parse(own_script.split(sys.argv[2:])[0]).flags.get("inject", ("",))[0] == "list":
-        from training import inject
+        from training.config import fault_spec
 
-        print(inject.overview())
+        print(fault_spec.overview())
         return 0
     try:
         if own_script.asked_for(sys.argv[2:]):
@@ -209,19 +217,19 @@ def main() -> int:
                 return int(Exit.DONE)
         return _hand_out(request, *build(request, os.environ))
     except NothingToDo as done:
-        console.success(str(done))
+        log.success(str(done))
         return int(Exit.DONE)
     except UserError as error:
-        console.report(error)
+        log.report(error)
         return int(error.code)
 
 
 def _script(program: str, args: list[str], environ: Mapping[str, str], installed: bool) -> tuple[Launch, Plan, list[preflight.Check]]:
-    from training import plan_script
+    from training.plan import script_plan
 
     request = own_script.read(program, args, environ)
     request.installed = installed
-    return request, *plan_script.build(request, environ)
+    return request, *script_plan.build(request, environ)
 
 
 def _hand_out(request: Launch, plan: Plan, checks: list[preflight.Check]) -> int:
@@ -230,11 +238,11 @@ def _hand_out(request: Launch, plan: Plan, checks: list[preflight.Check]) -> int
         return show(request, plan, checks) if request.dry_run and not request.check else 0
     if request.dry_run or request.check:
         return show(request, plan, checks)
-    run = plan_files.write(plan, checks, request)
+    run = writer.write(plan, checks, request)
     try:
         print(run.own, flush=True)
     except BrokenPipeError:  # the launch script was killed meanwhile: nobody starts what was planned
-        plan_files.withdraw(run)
+        writer.withdraw(run)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed when the interpreter ends
         return int(Exit.INTERRUPTED)
     return 0

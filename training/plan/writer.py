@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from training import console, rundir, standing
-from training.asked import ROOT
-from training.errors import Problem, UserError
-from training.host import preflight
-from training.launch import meeting
-from training.request import Launch
+from training.core import log as console
+from training.core import rundir, standing
+from training.core.errors import Problem, UserError
+from training.launcher import rendezvous
+from training.plan import preflight
+from training.plan.cli_args import ROOT
+from training.plan.request import Launch
 
 Plan = dict[str, Any]
 
@@ -33,7 +34,7 @@ def write(plan: Plan, checks: list[preflight.Check], request: Launch) -> rundir.
     set_here = {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
     set_here |= {rundir.VARIABLE: str(run.path), console.LOG_VARIABLE: str(log)}
     node = [] if request.place.first_node else [f"--node={request.place.node_rank}"]
-    rundir.write_bytes(run.argv, _nul([sys.executable, str(ROOT / "lib/run_module.py"), "training.supervise", str(run.path), *node]))
+    rundir.write_bytes(run.argv, _nul([sys.executable, str(ROOT / "lib/run_module.py"), "training.cli.supervise", str(run.path), *node]))
     rundir.write_bytes(run.env, _nul([f"{name}={value}" for name, value in set_here.items()]))
     rundir.write_json(run.own_plan, plan)
     if (rundir.read_json(run.plan) or {}).get("launch") != plan["launch"]:  # this machine does not see the first one's disk
@@ -42,7 +43,7 @@ def write(plan: Plan, checks: list[preflight.Check], request: Launch) -> rundir.
 
 
 def _common_run(plan: Plan, request: Launch) -> rundir.RunDir:
-    name, plan["launch"] = meeting.ask(plan, request.config.meeting_timeout)
+    name, plan["launch"] = rendezvous.ask(plan, request.config.meeting_timeout)
     if request.resume_from and request.resume_from.name != name:
         text = f"node 0 trains {name}, but this machine was asked to continue {request.resume_from.name}"
         raise UserError(Problem(text, "the same run on every machine", [request.command(resume=name)]))

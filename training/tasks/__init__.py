@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.config.schema import FIELDS, VIDEO, Config, Known, shared
-from training.errors import Problem
+from training.core.errors import Problem
 from training.host import packages
-from training.tasks import own
+from training.tasks import custom
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ class Kind:
     """A task as a plan sees it. `own`: its options beside the fields that every training has, as fields of the same make."""
 
     name: str
-    own: Known
+    custom: Known
     file: Path | None = None  # of a user's own task
 
     @property
@@ -54,7 +54,7 @@ def find(name: str, origin: str) -> tuple[Kind, list[Problem]]:
 
         return Kind(VIDEO, {f.name: f for f in fields(Options)}), []
     file = Path(os.path.expanduser(name))  # noqa: PTH111 – Path.expanduser raises for an unknown user
-    found, problems = own.read(file, origin)
+    found, problems = custom.read(file, origin)
     own_name = file.name if file.stem in (GPT, VIDEO) else file.stem
     return (Kind(GPT, {}), problems) if problems else (Kind(own_name, found, file.absolute()), [])
 
@@ -104,7 +104,7 @@ def make(plan: Mapping[str, Any], device: torch.device, data: Prepared | None) -
         from training.tasks.video_restoration.task import VideoRestoration
 
         return VideoRestoration(Options(**task["options"]), config, device)
-    return own.load(Path(task["file"]), task["options"], config, device)
+    return custom.load(Path(task["file"]), task["options"], config, device)
 
 
 def reads_text(plan: Mapping[str, Any]) -> bool:

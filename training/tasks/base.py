@@ -15,11 +15,11 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, default_collate
 
-from training import amounts, heartbeat
 from training.config.schema import Config
-from training.data.order import Ints, mix
-from training.data.rows import Rows
-from training.engine import optim
+from training.core import heartbeat, units
+from training.data.batch_dataset import Rows
+from training.data.permutation import Ints, mix
+from training.tasks import optim
 
 
 class Task(ABC):
@@ -131,7 +131,7 @@ class Task(ABC):
 
     def describe(self, model: nn.Module) -> str:
         """For the banner."""
-        return f"{amounts.millions(sum(p.numel() for p in model.parameters()))} parameters"
+        return f"{units.millions(sum(p.numel() for p in model.parameters()))} parameters"
 
     def flops(self, model: nn.Module) -> float | None:
         """Arithmetic of one unit, forward and backward, for the use of the GPU's peak (MFU); None: not known."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.config.flags import ACTIONS, ALIASES, suggest
 from training.config.schema import FIELDS, VIDEO, option, shared
-from training.errors import Problem
+from training.core.errors import Problem
 
 if TYPE_CHECKING:
     import torch

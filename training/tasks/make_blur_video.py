@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import sys
 
-from training import command
-from training.errors import Exit, Problem, UserError
+from training.core.errors import Exit, Problem, UserError
+from training.host import program
 
 
 def main(argv: list[str]) -> int:
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
 
 def _main(argv: list[str]) -> int:
     # Imported here, where Ctrl-C is no traceback.
-    from training import console
+    from training.core import log
     from training.tasks.video_restoration import making
 
     try:
@@ -37,11 +37,11 @@ def _main(argv: list[str]) -> int:
         except OSError as error:
             raise UserError(Problem(f"{chosen.folder} can not be written: {error.strerror}", "a folder that can be written")) from None
     except UserError as error:
-        console.report(error, closing="nothing was made")
+        log.report(error, closing="nothing was made")
         return int(error.code)
     print(said)
     return int(Exit.DONE)
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(main, __doc__))
+    sys.exit(program.run(main, __doc__))

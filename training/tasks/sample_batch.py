@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from training import amounts
 from training.config import batch
 from training.config.schema import Config
-from training.errors import Problem
+from training.core import units
+from training.core.errors import Problem
 
 SIZES = ("device_batch_size", "total_batch_size")
 
@@ -30,7 +30,7 @@ def divides(config: Config, origins: Mapping[str, str], ranks: int) -> list[Prob
     if isinstance(size, str):
         fixes = [f"--device_batch_size={number}" for number in (1, 4)]
         return [Problem(f"{said}: what fits the memory is known of gpt alone", "a whole number of samples", fixes)]
-    counted = amounts.plural(ranks, "rank")
+    counted = units.plural(ranks, "rank")
     what = f"total_batch_size {total} ({origins['total_batch_size']}) does not divide by {said} × {counted} = {size * ranks}"
     fixes = [f"--{name}={value}" for name, value in batch.repairs(size, 1, ranks, total)]
     return [Problem(what, f"a multiple of {size * ranks} samples", fixes)]

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from training import amounts, console, heartbeat
-from training.engine import checkpoint, manifest
-from training.engine.checkpoint import Position
-from training.errors import Problem, Stopped
+from training.core import heartbeat, log, manifest, units
+from training.core.errors import Problem, Stopped
+from training.trainer import checkpoint
+from training.trainer.checkpoint import Position
 
 PHASE = "checkpoint"  # of the heartbeat
 POLL_S = 0.1
@@ -95,10 +95,10 @@ class Saver:
     def _room(self) -> str:
         """What a checkpoint takes and what there is."""
         try:
-            free = amounts.size(shutil.disk_usage(self.folder).free)
+            free = units.size(shutil.disk_usage(self.folder).free)
         except OSError as error:
             free = error.strerror or "an unknown amount"
-        return f"{self.folder} needs {amounts.size(_bytes(self._copy))} for it and has {free} free"
+        return f"{self.folder} needs {units.size(_bytes(self._copy))} for it and has {free} free"
 
     def _checks(self) -> list[str]:
         folder, runs = (shlex.quote(str(path)) for path in (self.folder, self.folder.parent.parent))
@@ -108,7 +108,7 @@ class Saver:
         """Its state: what the newest checkpoint holds."""
         newest = manifest.newest(self.folder)
         what = f"two checkpoints in a row were not saved (steps {before} and {step}): {error}; {self._room()}"
-        room = f"room for {amounts.plural(self.keep + 1, 'checkpoint')} (--keep_checkpoints, and the one that is written)"
+        room = f"room for {units.plural(self.keep + 1, 'checkpoint')} (--keep_checkpoints, and the one that is written)"
         fewer = f"; --keep_checkpoints={self.keep - 1} needs less" if self.keep > 1 else ""
         again = [f"{self.resume}   # when there is room{fewer}"] if self.resume else []
         left = f"the newest checkpoint is that of step {newest['step']}" if newest else "there is no checkpoint"
@@ -128,7 +128,7 @@ class Saver:
                     heartbeat.current.beat(PHASE)
                 if not said and time.monotonic() - began > SAY_AFTER_S:
                     said = True
-                    console.info("waiting until the checkpoint is written")
+                    log.info("waiting until the checkpoint is written")
             self._thread = None
         if self._error is not None:
             error, self._error = self._error, None

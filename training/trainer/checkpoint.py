@@ -22,8 +22,8 @@ from typing import Any, BinaryIO
 
 import torch
 
-from training.engine import manifest
-from training.errors import Problem, UserError
+from training.core import manifest
+from training.core.errors import Problem, UserError
 
 TEMPORARY = ".writing-"
 CHUNK = 1 << 20

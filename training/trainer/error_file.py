@@ -10,8 +10,8 @@ import time
 import traceback
 from typing import Any
 
-from training import heartbeat, rundir
-from training.errors import RANK_DISK_FULL, RANK_FAILED, Stopped
+from training.core import heartbeat, rundir
+from training.core.errors import RANK_DISK_FULL, RANK_FAILED, Stopped
 
 _reserved: list[int] = []
 

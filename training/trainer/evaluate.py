@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from training import heartbeat
+from training.core import heartbeat
 
 if TYPE_CHECKING:
-    from training.engine.session import Session
+    from training.trainer.train_state import Session
 
 PHASE = "evaluation"  # of the heartbeat
 Scores = dict[str, float]  # of all ranks, by name

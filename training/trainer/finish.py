@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
-from training import heartbeat, rundir
-from training.distributed import World
-from training.engine.checkpoint import Position
-from training.engine.record import Recorder
-from training.engine.session import Session
-from training.errors import Exit
-from training.monitor import naming
+from training.core import heartbeat, metric_units, rundir
+from training.core.errors import Exit
+from training.inspector.distributed import World
+from training.trainer.checkpoint import Position
+from training.trainer.metrics_writer import Recorder
+from training.trainer.train_state import Session
 
 
 def banner(world: World, session: Session, wandb: str) -> str:
@@ -53,7 +52,7 @@ def write_summary(session: Session, recorder: Recorder, position: Position, code
             continue  # of a part that a resume has given up
         (steps if "loss" in record else evals)[record["step"]] = record  # after a resume the last one counts
     first, last = steps[min(steps)], steps[max(steps)]
-    begin, end = naming.ends([record["loss"] for _, record in sorted(steps.items())])
+    begin, end = metric_units.ends([record["loss"] for _, record in sorted(steps.items())])
     recent = [r for _, r in sorted(steps.items())][1:] or [first]  # the first step pays for warm-up
     text, unit = sample(session) if code == Exit.DONE else None, session.task.unit
     summary = {

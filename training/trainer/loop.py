@@ -15,18 +15,18 @@ from typing import Any
 
 import torch
 
-from training import heartbeat
-from training.data.order import mix
-from training.distributed import barrier
-from training.engine import inspection
-from training.engine.checkpoint import Position
-from training.engine.evaluate import PHASE, Scores, evaluate
-from training.engine.progress import Progress, Stopwatch
-from training.engine.record import Recorder
-from training.engine.session import Session
-from training.engine.steps import StepExchange, StopRequest, Work
-from training.errors import Exit
-from training.inspection.checksum import checksum as checksum_of
+from training.core import heartbeat
+from training.core.errors import Exit
+from training.data.permutation import mix
+from training.inspector.checksum import checksum as checksum_of
+from training.inspector.distributed import barrier
+from training.trainer import sanity_checks
+from training.trainer.checkpoint import Position
+from training.trainer.evaluate import PHASE, Scores, evaluate
+from training.trainer.metrics_writer import Recorder
+from training.trainer.progress import Progress, Stopwatch
+from training.trainer.step_stats import StepExchange, StopRequest, Work
+from training.trainer.train_state import Session
 
 
 def train(session: Session, recorder: Recorder | None, stop: StopRequest) -> tuple[Position, Exit]:
@@ -59,7 +59,7 @@ def train(session: Session, recorder: Recorder | None, stop: StopRequest) -> tup
                 report = exchange.finish()
 
                 pulse.beat("record")
-                inspection.look(session, report, begun, float(norm))
+                sanity_checks.look(session, report, begun, float(norm))
                 used, tokens = begun.used + session.batches.step_sequences, begun.tokens + session.batch.total_tokens
                 position = Position(number, begun.epoch, used, tokens)
                 progress.step(position, report, rate, float(norm), watch.lap())
@@ -99,7 +99,7 @@ def begin_epoch(session: Session, position: Position) -> Iterator[Any]:
     if session.world.device.type == "cuda":
         torch.cuda.empty_cache()
     pulse.beat(f"epoch {number}: creating data iterator")
-    inspection.prove_shards(session, position)
+    sanity_checks.prove_shards(session, position)
     batches = session.batches.epoch(position.epoch, position.used)
     barrier("before iteration", session.barrier_s)
     return batches

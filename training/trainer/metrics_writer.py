@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from training import console, rundir
 from training.config.schema import Config
-from training.engine import tracking
-from training.engine.tracking import End, Record, Sink, Trackers
+from training.core import log, rundir
 from training.host import packages
+from training.trainer import tracking
+from training.trainer.tracking import End, Record, Sink, Trackers
 
 AFTER_A_START = ("failure", "restart")  # events that a tracker is told of at the next one
 
@@ -22,10 +22,10 @@ _current: Recorder | None = None
 
 def login(plan: Mapping[str, Any]) -> str | None:
     """The key for W&B of the run's option file; the environment's wins."""
-    from training.config import option_file
+    from training.tasks.video_restoration.kair import loader
 
     file = plan.get("login_file")
-    return option_file.api_key(Path(file)) if file and not os.environ.get("WANDB_API_KEY") else None
+    return loader.api_key(Path(file)) if file and not os.environ.get("WANDB_API_KEY") else None
 
 
 def wandb_mode(config: Config, key: str | None = None) -> tuple[str, str]:
@@ -87,7 +87,7 @@ class Recorder:
                 self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
         except OSError as error:
             if not self._disk_warned:
-                console.warning(f"{self._path} can not be written ({error.strerror}): records are kept in memory until there is room")
+                log.warning(f"{self._path} can not be written ({error.strerror}): records are kept in memory until there is room")
             self._disk_warned = True
 
     def close(self, summary: dict[str, Any], code: int) -> None:

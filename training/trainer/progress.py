@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from training import console
-from training.engine import flops
-from training.engine.checkpoint import Position
-from training.engine.evaluate import Scores
-from training.engine.record import Recorder
-from training.engine.session import Session
-from training.engine.steps import StepReport
-from training.monitor import draw
+from training.core import log
+from training.monitor import term_text
+from training.trainer import flops
+from training.trainer.checkpoint import Position
+from training.trainer.evaluate import Scores
+from training.trainer.metrics_writer import Recorder
+from training.trainer.step_stats import StepReport
+from training.trainer.train_state import Session
 
 
 class Stopwatch:
@@ -80,7 +80,7 @@ class Progress:
             self._bar.update()
         if position.step == 1 or position.step % self.session.config.log_every == 0 or position.step == self.session.length.total_steps:
             self._line(
-                position, f"Loss: {self.session.task.shown_loss(loss)}, LR: {rate:.2e}, {draw.amount(speed).replace(',', '')} {unit}/s"
+                position, f"Loss: {self.session.task.shown_loss(loss)}, LR: {rate:.2e}, {term_text.amount(speed).replace(',', '')} {unit}/s"
             )
 
     def evaluation(self, position: Position, result: tuple[Scores | None, float]) -> None:
@@ -95,4 +95,4 @@ class Progress:
     def _line(self, position: Position, text: str) -> None:
         line = f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] Epoch: {position.epoch + 1}, Iter: {position.step}, {text}"
         tqdm.write(line, file=sys.stderr)
-        console.to_log(f"{line}\n")  # where no supervisor does it with all that the ranks say
+        log.to_log(f"{line}\n")  # where no supervisor does it with all that the ranks say

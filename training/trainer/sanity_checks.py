@@ -11,15 +11,15 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from training import amounts, console
-from training.data.order import digest
-from training.distributed import exchange_texts
-from training.engine.steps import NO_CHECKSUM, StepReport
-from training.inspection.checksum import checksums
+from training.core import log, units
+from training.data.permutation import digest
+from training.inspector.checksum import checksums
+from training.inspector.distributed import exchange_texts
+from training.trainer.step_stats import NO_CHECKSUM, StepReport
 
 if TYPE_CHECKING:
-    from training.engine.checkpoint import Position
-    from training.engine.session import Session
+    from training.trainer.checkpoint import Position
+    from training.trainer.train_state import Session
 
 PROVEN_SEQUENCES = 1 << 18  # of an epoch, at most: some ten milliseconds
 SHOWN_INDICES = 8
@@ -79,13 +79,13 @@ def prove_shards(session: Session, position: Position) -> None:
     if position.epoch == 0 or session.config.debug_ddp:
         piece, ranks = pieces.removesuffix("s"), world.world_size
         shards = f"the shards of {ranks} ranks are disjoint and complete" if ranks > 1 else "the shard of the only rank is complete"
-        console.info(
-            f"data of epoch {position.epoch + 1}: {amounts.plural(len(batches.dataset), piece)}, "
-            f"{amounts.plural(session.steps_left(position), 'step')}; {shards} ({amounts.plural(len(whole), piece)} checked)"
+        log.info(
+            f"data of epoch {position.epoch + 1}: {units.plural(len(batches.dataset), piece)}, "
+            f"{units.plural(session.steps_left(position), 'step')}; {shards} ({units.plural(len(whole), piece)} checked)"
         )
     if session.config.debug_ddp:
         for r in reports:
-            console.info(
+            log.info(
                 f"rank {r['rank']} of {r['world_size']}: dataset {r['dataset_sequences']} {pieces}, {r['batches']} batches an epoch, "
                 f"first {pieces} {r['first_sequences']}"
             )
@@ -116,7 +116,7 @@ def look(session: Session, report: StepReport, position: Position, norm: float) 
         if session.config.debug_ddp and session.world.rank == 0:
             pieces = session.task.pieces
             shown = "; ".join(f"rank {r}: {s.sequences} {pieces}, loss {s.loss:.4f}" for r, s in enumerate(report.shares))
-            console.info(f"step {step}: all ranks train: {shown}; parameters equal ({int(report.shares[0].checksum):012x})")
+            log.info(f"step {step}: all ranks train: {shown}; parameters equal ({int(report.shares[0].checksum):012x})")
 
 
 def _samples(session: Session, position: Position, rank: int) -> str:

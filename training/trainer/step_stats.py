@@ -11,8 +11,8 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-from training.distributed import World
-from training.errors import Exit
+from training.core.errors import Exit
+from training.inspector.distributed import World
 
 STOP_SIGNALS = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.PREEMPTED, signal.SIGUSR1: Exit.PREEMPTED}
 NO_CHECKSUM = NO_MEMORY = -1.0

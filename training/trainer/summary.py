@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from training import amounts, rundir, tasks
-from training.finished import longer
-from training.monitor import draw, naming
+from training import tasks
+from training.core import metric_units, rundir, units
+from training.monitor import term_text
+from training.plan.finished import longer
 
 
 def render(run: rundir.RunDir, plan: dict[str, Any]) -> str:
@@ -17,7 +18,7 @@ def render(run: rundir.RunDir, plan: dict[str, Any]) -> str:
         return ""
     more = {} if s["status"] == "stopped" else longer(plan["config"], s["steps"])
     lines = [
-        f"Model      {_model(plan)}, {amounts.millions(s['parameters'])} parameters",
+        f"Model      {_model(plan)}, {units.millions(s['parameters'])} parameters",
         f"Trained    {trained(s, plan)}",
         f"Loss       {learnt(s)}",
         f"Speed      {_rate(s)}{s['step_ms']:.1f} ms per step{_use(s)} (medians)",
@@ -42,20 +43,20 @@ def _model(plan: dict[str, Any]) -> str:
 
 
 def trained(s: dict[str, Any], plan: dict[str, Any]) -> str:
-    unit, count, name = naming.counted(s), naming.so_far(s), naming.data(plan)
-    amount = amounts.millions(count) if count is not None and unit == naming.TOKENS else draw.count(count)
+    unit, count, name = metric_units.counted(s), metric_units.so_far(s), metric_units.data(plan)
+    amount = units.millions(count) if count is not None and unit == metric_units.TOKENS else term_text.count(count)
     of = f" of {name}" if name else ""
-    return f"{amounts.plural(s['steps'], 'step')}, {amount} {unit}{of}{_when(s)}, {plan['ranks']} × {plan['device']['value']}"
+    return f"{units.plural(s['steps'], 'step')}, {amount} {unit}{of}{_when(s)}, {plan['ranks']} × {plan['device']['value']}"
 
 
 def learnt(s: dict[str, Any]) -> str:
     """Loss and validation, in one unit."""
-    if naming.counted(s) != naming.TOKENS:
-        scores = ", ".join(naming.courses(s))
-        return naming.course(s) + (f"; validation {scores}" if scores else "")
+    if metric_units.counted(s) != metric_units.TOKENS:
+        scores = ", ".join(metric_units.courses(s))
+        return metric_units.course(s) + (f"; validation {scores}" if scores else "")
     seen = s.get("val_bpb_last") is not None
-    validation = f"; validation {s['val_bpb_first']:.3f} → {s['val_bpb_last']:.3f} {naming.BITS}" if seen else ""
-    return f"{naming.course(s)}{validation}"
+    validation = f"; validation {s['val_bpb_first']:.3f} → {s['val_bpb_last']:.3f} {metric_units.BITS}" if seen else ""
+    return f"{metric_units.course(s)}{validation}"
 
 
 def _when(s: dict[str, Any]) -> str:
@@ -68,8 +69,8 @@ def _when(s: dict[str, Any]) -> str:
 
 
 def _rate(s: dict[str, Any]) -> str:
-    rate = naming.speed(s)
-    return f"{draw.amount(rate)} {naming.counted(s)}/s, " if rate is not None else ""
+    rate = metric_units.speed(s)
+    return f"{term_text.amount(rate)} {metric_units.counted(s)}/s, " if rate is not None else ""
 
 
 def _use(s: dict[str, Any]) -> str:

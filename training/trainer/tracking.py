@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from training import console, heartbeat, rundir
 from training.config.schema import Config
-from training.errors import Exit
-from training.host import redact
+from training.core import heartbeat, log, redact, rundir
+from training.core.errors import Exit
 
 QUEUE_LENGTH = 10_000
 POLL_S = 0.2
@@ -107,7 +106,7 @@ class WandB:
         try:
             self.run = begin(mode)
         except wandb.errors.Error as error:
-            console.warning(
+            log.warning(
                 f"W&B online did not start ({str(error).splitlines()[0]}): going on offline; later: "
                 f"wandb sync {shlex.quote(str(run.wandb))}/offline-run-*"
             )
@@ -203,7 +202,7 @@ class Trackers:
             action()
         except Exception as error:  # whatever a tracker does, the training goes on
             sinks.pop(name, None)
-            console.warning(f"{name} is off for the rest of this run: {type(error).__name__}: {error}")
+            log.warning(f"{name} is off for the rest of this run: {type(error).__name__}: {error}")
 
     def close(self, end: End, limit_s: float, starting_s: float = 0.0) -> None:
         """Tell the end; trackers that are not done after so many seconds are left behind. `starting_s`: so long it is waited before for
@@ -214,9 +213,9 @@ class Trackers:
         self._end, self._skip_from = end, time.monotonic() + limit_s / 2
         self._wait(self._gone, limit_s)
         if self._dropped:
-            console.warning(f"{self._dropped} records did not reach the trackers, which were too slow; metrics.jsonl has them all")
+            log.warning(f"{self._dropped} records did not reach the trackers, which were too slow; metrics.jsonl has them all")
         if self._thread.is_alive():
-            console.warning(f"{self._in} did not finish within {limit_s:g} s and is left behind; metrics.jsonl has everything")
+            log.warning(f"{self._in} did not finish within {limit_s:g} s and is left behind; metrics.jsonl has everything")
 
     def _gone(self) -> bool:
         """Has it left? A full queue does not take the word that this is the end at once."""
@@ -234,4 +233,4 @@ class Trackers:
 
 
 def _thread_failed(what: threading.ExceptHookArgs) -> None:
-    console.warning(f"a tracker's thread failed: {what.exc_type.__name__}: {what.exc_value}")
+    log.warning(f"a tracker's thread failed: {what.exc_type.__name__}: {what.exc_value}")

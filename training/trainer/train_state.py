@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from training import amounts, console, heartbeat, rundir, summary
 from training.config.batch import Batch
 from training.config.schema import Config
-from training.data.length import Length, plan_length
+from training.core import heartbeat, log, phase_timeouts, rundir, units
+from training.core.errors import Problem, UserError
+from training.data.batch_dataset import Rows
+from training.data.duration import Length, plan_length
 from training.data.loader import Batches
-from training.data.rows import Rows
-from training.distributed import World
-from training.engine import checkpoint, optim
-from training.engine.saver import PHASE, Saver
-from training.errors import Problem, UserError
+from training.inspector.distributed import World
+from training.tasks import optim
 from training.tasks.base import Task
-from training.watch import budget
+from training.trainer import checkpoint, summary
+from training.trainer.async_checkpoint import PHASE, Saver
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Session:
     @property
     def barrier_s(self) -> float:
         """The time limit of a barrier of the training."""
-        return budget.backstop_s(self.config.hang_timeout, supervised="DUET_SUPERVISED" in os.environ)
+        return phase_timeouts.backstop_s(self.config.hang_timeout, supervised="DUET_SUPERVISED" in os.environ)
 
     def steps_left(self, position: checkpoint.Position) -> int:
         """Whole steps until the end of this epoch."""
@@ -155,7 +155,7 @@ def _saver(run: rundir.RunDir, config: Config, resume: str) -> Saver:
         run.event("checkpoint", step=step, path=str(path))
 
     def warned(text: str) -> None:
-        console.warning(text)
+        log.warning(text)
         run.event("warning", text=text)
 
     return Saver(run.checkpoints, config.keep_checkpoints, saved, warned, resume)
@@ -165,7 +165,7 @@ def _wrap(raw: torch.nn.Module, task: Task, plan: dict[str, Any], world: World) 
     if plan["compile"]["value"]:
         task.compile(raw)
         if world.rank == 0:
-            console.info("the first step compiles the model: some ten seconds, less when torch has it in its cache")
+            log.info("the first step compiles the model: some ten seconds, less when torch has it in its cache")
     if world.world_size == 1:
         return raw
     return DistributedDataParallel(
@@ -208,12 +208,12 @@ def _tell_resume(loaded: checkpoint.Loaded, run: rundir.RunDir, world: World) ->
         return
     saved_ranks = loaded.manifest["world_size"]
     for text in loaded.skipped:
-        console.warning(f"damaged checkpoint skipped: {text}")
+        log.warning(f"damaged checkpoint skipped: {text}")
         run.event("warning", text=f"damaged checkpoint skipped: {text}")
-    console.info(f"resumed from {loaded.path.name} (epoch {loaded.position.epoch + 1})")
+    log.info(f"resumed from {loaded.path.name} (epoch {loaded.position.epoch + 1})")
     if saved_ranks != world.world_size:
-        by = amounts.plural(saved_ranks, "rank")
-        console.warning(
+        by = units.plural(saved_ranks, "rank")
+        log.warning(
             f"saved by {by}, continued by {world.world_size}: the same samples in the same order, but not bit-exact "
             "(sums are made in another order)"
         )

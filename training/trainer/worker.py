@@ -16,18 +16,17 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from training import command, console, heartbeat, rundir
-from training.asked import ENTRYPOINT
-from training.errors import Exit, NothingToDo, Stopped, UserError
-from training.host import allocator, packages, process
-from training.launch.place import NODE
-from training.watch import budget
-from training.watch.sight import serve
+from training.core import heartbeat, log, phase_timeouts, rundir
+from training.core.errors import Exit, NothingToDo, Stopped, UserError
+from training.host import allocator, packages, process, program
+from training.host.placement import NODE
+from training.plan.cli_args import ENTRYPOINT
+from training.trainer import flight_recorder_server
 
 if TYPE_CHECKING:
     from training.data.prepare import Prepared
-    from training.distributed import World
-    from training.launch.ending import Ending
+    from training.inspector.distributed import World
+    from training.launcher.post_run import Ending
 
 Plan = dict[str, Any]
 POLL_S = 0.05
@@ -39,14 +38,14 @@ ENDED = "the ranks had been started and have ended"
 def main(args: list[str], environ: MutableMapping[str, str]) -> int:
     """Returns the exit code; problems of the user end without a traceback, other failures with one in the rank's log."""
     if any(a in ("-h", "--help") for a in args):
-        from training.config.help import option_lines
+        from training.cli.option_help import option_lines
 
         print("python train.py CONFIG [--key=value …]\n" + "\n".join(option_lines()))
         return 0
     if "--inject=list" in args:
-        from training import inject
+        from training.config import fault_spec
 
-        print(inject.overview())
+        print(fault_spec.overview())
         return 0
     run: rundir.RunDir | None = None
     ending: Ending | None = None
@@ -61,7 +60,7 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
                 return draft
             run, plan, world = draft
             if world.rank == 0:
-                from training.launch import ending as endings
+                from training.launcher import post_run as endings
 
                 ending = endings.Ending(run, plan)
         code = int(_live(run, plan, world, ending))
@@ -70,7 +69,7 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
         return code
     except NothingToDo as done:
         if str(done):
-            console.success(str(done))
+            log.success(str(done))
         return int(Exit.DONE)
     except UserError as error:
         code = _report(error, run, int(environ.get("RANK", 0)))
@@ -84,13 +83,13 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
         if run is None:
             raise
         if run.is_gone():
-            console.error(f"the run directory {run.path} has disappeared: nothing can be saved (exit {int(Exit.TRAINING)})")
+            log.error(f"the run directory {run.path} has disappeared: nothing can be saved (exit {int(Exit.TRAINING)})")
             os._exit(Exit.TRAINING)
-        from training.engine import failure, record
+        from training.trainer import error_file, metrics_writer
 
-        status = failure.record(run, int(environ.get("RANK", 0)), error)
+        status = error_file.record(run, int(environ.get("RANK", 0)), error)
         sys.stdout.flush()
-        record.failed(status)
+        metrics_writer.failed(status)
         if ending and plan["ranks"] == 1:
             ending.close(status)
         # Leave at once: the other ranks may wait for this one in a collective, and a tear-down could block here too.
@@ -101,14 +100,14 @@ def _report(error: UserError, run: rundir.RunDir | None, rank: int) -> int:
     """The problem once for all ranks, and what this one has to record of it. Returns the exit code."""
     error.said_by_another |= run is not None and rank != 0
     if not isinstance(error, Stopped):
-        console.report(error, "nothing was launched" if run is None else ENDED)
+        log.report(error, "nothing was launched" if run is None else ENDED)
     else:
-        console.report(error, error.closing)
+        log.report(error, error.closing)
         if run:
-            from training.engine import failure, record
+            from training.trainer import error_file, metrics_writer
 
-            failure.note(run, rank, error)
-            record.failed(int(error.code))
+            error_file.note(run, rank, error)
+            metrics_writer.failed(int(error.code))
     return int(error.code)
 
 
@@ -123,26 +122,26 @@ def _meet(run: rundir.RunDir, plan: Plan, rank: int) -> World:
     _begin(run, plan, rank)
     _stacks_on_request(run, rank)
     heartbeat.current.beat("importing torch")
-    from training import distributed
+    from training.inspector import distributed
 
     _open_to_watchers(run, rank)
     heartbeat.current.beat("meeting the other ranks")
-    return distributed.setup(plan["device"]["value"], budget.backstop_s(plan["config"]["hang_timeout"], supervised=True))
+    return distributed.setup(plan["device"]["value"], phase_timeouts.backstop_s(plan["config"]["hang_timeout"], supervised=True))
 
 
 def _begin(run: rundir.RunDir, plan: Plan, rank: int) -> None:
     """From now on everybody can see what this rank does."""
     heartbeat.start(run.heartbeat(rank), rank)
     if plan["config"].get("inject"):
-        from training import inject
+        from training.config import fault_spec
 
-        inject.arm(plan, run, rank, os.environ)
+        fault_spec.arm(plan, run, rank, os.environ)
 
 
 def _open_to_watchers(run: rundir.RunDir, rank: int) -> None:
     """Stacks and collectives can be read from outside, also while this rank hangs."""
     process.allow_tracing()
-    if why_not := serve.serve(run.ranks, rank):
+    if why_not := flight_recorder_server.serve(run.ranks, rank):
         run.event("warning", text=f"rank {rank}: which collectives it calls can not be seen from outside: {why_not}")
 
 
@@ -156,38 +155,38 @@ def _stacks_on_request(run: rundir.RunDir, rank: int) -> None:
 
 def _draft(args: list[str], environ: MutableMapping[str, str], parent: int) -> tuple[rundir.RunDir, Plan, World] | int:
     """Without a launcher of ours: every rank makes the same plan, rank 0 alone writes it; the exit code after --dry_run."""
-    from training import plan as planner
-    from training import plan_files
+    from training.plan import training_plan as planner
+    from training.plan import writer
 
     # A launch script that found itself to be a rank has become this process, with its own arguments.
     request, plan, checks = planner.make(environ.pop("DUET_SCRIPT", ENTRYPOINT), args, environ)
     place = request.place
     if request.dry_run or request.check:
         return planner.show(request, plan, checks) if place.rank == 0 else 0
-    command.require(tuple(packages.REQUIRED), said_by_another=place.rank != 0)
+    program.require(tuple(packages.REQUIRED), said_by_another=place.rank != 0)
     if place.kind == NODE:
-        plan_files.become_launcher(plan_files.write(plan, checks, request), environ)
+        writer.become_launcher(writer.write(plan, checks, request), environ)
     if place.world_size > 1:
         process.die_with_parent(parent)  # a killed torchrun leaves orphans otherwise
     for name in place.leftovers:
         del environ[name]
     environ.update(place.variables() | {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"})
-    from training import distributed
+    from training.inspector import distributed
 
-    world = distributed.setup(plan["device"]["value"], budget.backstop_s(plan["config"]["hang_timeout"], supervised=False))
-    run = _common_run(plan_files.write(plan, checks, request) if world.rank == 0 else None)
+    world = distributed.setup(plan["device"]["value"], phase_timeouts.backstop_s(plan["config"]["hang_timeout"], supervised=False))
+    run = _common_run(writer.write(plan, checks, request) if world.rank == 0 else None)
     _begin(run, plan, world.rank)
     _open_to_watchers(run, world.rank)
     plan = _planned(run)
     if world.rank == 0:
-        console.open_log(plan["log_file"])
+        log.open_log(plan["log_file"])
         planner.announce(plan)
     return run, plan, world
 
 
 def _common_run(own: rundir.RunDir | None) -> rundir.RunDir:
     """Rank 0's run directory on every rank; where its disk is not seen, a folder of the same name with its plan."""
-    from training import distributed
+    from training.inspector import distributed
 
     told = distributed.from_main("run", json.dumps({"path": str(own.path), "plan": rundir.read_json(own.plan)}) if own else None)
     run, plan = rundir.RunDir(json.loads(told)["path"]), json.loads(told)["plan"]
@@ -200,46 +199,46 @@ def _common_run(own: rundir.RunDir | None) -> rundir.RunDir:
 
 def _live(run: rundir.RunDir, plan: Plan, world: World, ending: Ending | None) -> Exit:
     """Train and, on rank 0, write the summary. `ending`: on rank 0 without a supervisor."""
-    from training import summary, tasks
-    from training.distributed import barrier, cleanup
-    from training.engine import closing, evaluate, failure, record, session, trainer
-    from training.engine.record import Recorder
-    from training.engine.steps import StopRequest
+    from training import tasks
+    from training.inspector.distributed import barrier, cleanup
+    from training.trainer import error_file, evaluate, finish, loop, metrics_writer, summary, train_state
+    from training.trainer.metrics_writer import Recorder
+    from training.trainer.step_stats import StopRequest
 
     stop = StopRequest()
     started = time.time()
     if world.device.type == "cpu":
         allocator.keep_freed_memory()
-    failure.reserve()
+    error_file.reserve()
     data = _data(run, plan, world)
     if ending:
         ending.begun = True
     stop.listen()  # before this there is nothing to save, and a signal ends the rank
     heartbeat.current.beat("building the model")
-    setup = session.begin(plan, run, world, tasks.make(plan, world.device, data))
+    setup = train_state.begin(plan, run, world, tasks.make(plan, world.device, data))
     recorder = None
     if world.rank == 0:
-        recorder = Recorder(run, setup.config, plan["config"] | tasks.of(plan)["options"], record.login(plan))
-        console.raw(closing.banner(world, setup, recorder.wandb))
+        recorder = Recorder(run, setup.config, plan["config"] | tasks.of(plan)["options"], metrics_writer.login(plan))
+        log.raw(finish.banner(world, setup, recorder.wandb))
         if setup.position.step >= setup.length.total_steps:
-            console.warning(
+            log.warning(
                 f"nothing left to train: step {setup.position.step} of {setup.length.total_steps}; raise --num_iterations or --num_epochs"
             )
         if text := evaluate.why_not(setup):
-            console.warning(text)
+            log.warning(text)
         run.event("start", step=setup.position.step, world_size=world.world_size, **asdict(setup.length))
     with setup.saver if world.rank == 0 else nullcontext():
-        position, code = trainer.train(setup, recorder, stop)
+        position, code = loop.train(setup, recorder, stop)
     setup.batches.close()
     # Rank 0 may have to write a large checkpoint before it comes; a supervisor sees by its heartbeat whether it does.
     barrier("end of training", max(END_S, setup.barrier_s))
     cleanup()
     if recorder:
-        done = closing.write_summary(setup, recorder, position, code, started)
+        done = finish.write_summary(setup, recorder, position, code, started)
         recorder.close(done, code)  # trackers may be slow, now that nobody waits for this rank any more
     if ending:
         ending.report(code)
-        console.raw(summary.render(run, plan))
+        log.raw(summary.render(run, plan))
     heartbeat.current.beat(heartbeat.FINISHED)
     return code
 
@@ -248,7 +247,7 @@ def _data(run: rundir.RunDir, plan: Plan, world: World) -> Prepared | None:
     """Prepared by the supervisor, without one by rank 0; the others wait for its file, without a collective that could time out.
     None: there is nothing to prepare."""
     from training import tasks
-    from training.data import store
+    from training.data import prepared_cache
 
     if not tasks.reads_text(plan):
         return None
@@ -256,7 +255,7 @@ def _data(run: rundir.RunDir, plan: Plan, world: World) -> Prepared | None:
         heartbeat.current.beat("preparing data")
         return _prepare_alone(run, plan)
     heartbeat.current.beat("waiting for data")
-    while (data := store.published(run)) is None:
+    while (data := prepared_cache.published(run)) is None:
         _prove_rank_0_lives()
         time.sleep(POLL_S)
     return data
@@ -274,11 +273,11 @@ def _prove_rank_0_lives() -> None:
 
 def _prepare_alone(run: rundir.RunDir, plan: Plan) -> Prepared:
     """What the supervisor does where there is one. A resumed run whose new data is refused is again what it was."""
-    from training import plan_files
-    from training.data import store
+    from training.data import prepared_cache
+    from training.plan import writer
 
     try:
-        return store.prepare(run, plan)
+        return prepared_cache.prepare(run, plan)
     except UserError:
-        plan_files.give_back(run)
+        writer.give_back(run)
         raise

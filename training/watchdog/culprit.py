@@ -3,12 +3,12 @@ behind, who does not stand where ranks wait for each other. Where none of it tel
 
 from __future__ import annotations
 
-from training.watch import phases
-from training.watch.finding import BLOCKED, DESYNC, HANG, STOPPED, Finding
-from training.watch.sight import collectives
-from training.watch.sight.collectives import Call
-from training.watch.sight.evidence import Evidence, Seen
-from training.watch.sight.stacks import Frame, Stack, own, waits_for_worker
+from training.core import phases
+from training.watchdog.hang_report import BLOCKED, DESYNC, HANG, STOPPED, Finding
+from training.watchdog.probes import flight_recorder
+from training.watchdog.probes.flight_recorder import Call
+from training.watchdog.probes.snapshot import Evidence, Seen
+from training.watchdog.probes.stacks import Frame, Stack, own, waits_for_worker
 
 SPINNING = 0.8  # CPU share from which a main thread that gets nowhere is said to spin
 READING_BYTES = 1 << 16  # moved between the looks: slow storage, not a standstill
@@ -33,7 +33,7 @@ def judge(everything: list[Evidence]) -> Finding:
         if e.process.always("t"):
             return _finding(STOPPED, e, everything, "is held by a debugger")
     calls = {e.rank: e.calls for e in everything if e.calls is not None}
-    different = collectives.mismatch(calls)
+    different = flight_recorder.mismatch(calls)
     if different:
         odd = next((e for e in everything if e.rank == different.rank), None)
         return _finding(DESYNC, odd, everything, str(different))
@@ -65,7 +65,7 @@ def _fewest_calls(everything: list[Evidence], calls: dict[int, list[Call]]) -> E
     """The one rank that has not yet called the collective in which all others wait."""
     if len(calls) < len(everything) or len(everything) < 2:
         return None
-    counts = collectives.counts(calls)
+    counts = flight_recorder.counts(calls)
     fewest = [e for e in everything if counts[e.rank] == min(counts.values())]
     return _alone(fewest)
 

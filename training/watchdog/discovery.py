@@ -8,11 +8,11 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-from training import heartbeat, rundir
-from training.errors import Problem, UserError
-from training.watch.sight import proc
+from training.core import heartbeat, rundir
+from training.core.errors import Problem, UserError
+from training.watchdog.probes import procfs
 
-COMMAND = "python -m training.supervise attach"
+COMMAND = "python -m training.cli.supervise attach"
 MEETING = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")  # who has these in common trains together
 
 
@@ -31,13 +31,13 @@ def of_run(path: Path) -> dict[int, int]:
             elsewhere.add(str(facts.get("host")))
             continue
         for entry in facts.get("ranks", []):
-            process = proc.look(entry["pid"])
+            process = procfs.look(entry["pid"])
             # A number that another process has got meanwhile: ours is the supervisor's child.
             if process is None or process.state in "ZX" or process.parent != facts["pid"]:
                 continue
             found |= {entry["rank"]: entry["pid"]} if entry["rank"] is not None else below(entry["pid"])
     for beat in heartbeat.read_all(run.heartbeats) if not found else []:  # started by somebody else's torchrun
-        process = proc.look(beat.pid)
+        process = procfs.look(beat.pid)
         if process and process.state not in "ZX" and beat.phase != heartbeat.FINISHED and _holds(beat.pid, run.heartbeat(beat.rank)):
             found[beat.rank] = beat.pid
     if not found:
@@ -53,7 +53,7 @@ def of_run(path: Path) -> dict[int, int]:
 def of_process(pid: int) -> dict[int, int]:
     """rank → pid, of the training to which this process belongs: a rank, a worker of one, or what has started the ranks. A single
     Python process without ranks is rank 0. Raises UserError."""
-    process = proc.look(pid)
+    process = procfs.look(pid)
     if process is None or process.state in "ZX":
         raise UserError(Problem(f"there is no process {pid} (--pid)", "", ["pgrep -af python   # all Python processes, with their pids"]))
     if process.parent != 0 and not os.access(f"/proc/{pid}/environ", os.R_OK):
@@ -62,15 +62,15 @@ def of_process(pid: int) -> dict[int, int]:
     top = _top(pid)
     if top is None:
         found = _below(pid)
-        if not found and proc.is_python(pid):
+        if not found and procfs.is_python(pid):
             return {0: pid}
     else:
         # Its siblings: those below the same parent, or further up where each has a shell of its own, that meet at the same place.
-        mine, found, above = _meeting(top), {}, proc.look(top)
+        mine, found, above = _meeting(top), {}, procfs.look(top)
         found = {_number(top): [top]}
         while above and above.parent > 1 and len(found) < _world(top):
             found = {r: p for r, pids in _below(above.parent).items() if (p := [q for q in pids if _meeting(q) == mine])} or found
-            above = proc.look(above.parent)
+            above = procfs.look(above.parent)
     if not found:
         fixes = ["pgrep -af python   # all Python processes, with their pids"]
         raise UserError(Problem(f"process {pid} (--pid: {process.command[:80]}) is not Python, and no rank is below it", "", fixes))
@@ -90,58 +90,58 @@ def _below(pid: int) -> dict[int, list[int]]:
     """The topmost Python process of each rank; its workers have inherited its variables."""
     found: dict[int, list[int]] = {}
     inside: set[int] = set()
-    tree = proc.tree()
-    for child in proc.family(pid, tree):
+    tree = procfs.tree()
+    for child in procfs.family(pid, tree):
         if child in inside or not _is_rank(child):
             continue
-        inside.update(proc.family(child, tree))
+        inside.update(procfs.family(child, tree))
         found.setdefault(_number(child), []).append(child)
     return found
 
 
 def _is_rank(pid: int) -> bool:
-    variables = proc.environment(pid)
-    return ("RANK" in variables or "LOCAL_RANK" in variables) and proc.is_python(pid) and not _starts_ranks(pid)
+    variables = procfs.environment(pid)
+    return ("RANK" in variables or "LOCAL_RANK" in variables) and procfs.is_python(pid) and not _starts_ranks(pid)
 
 
 def _starts_ranks(pid: int) -> bool:
     """torchrun, in an environment that a platform has given a rank."""
-    command = proc.command(pid)
+    command = procfs.command(pid)
     return "torch.distributed.run" in command or "torch.distributed.launch" in command or "/torchrun" in command.split(" --")[0]
 
 
 def _top(pid: int) -> int | None:
     """The rank to which this process belongs, itself or above it; None: to none."""
-    found, now = None, proc.look(pid)
+    found, now = None, procfs.look(pid)
     number = _number(pid) if _has_number(pid) else None
     while now and now.pid > 1 and number is not None:
         if not _has_number(now.pid) or _number(now.pid) != number or _starts_ranks(now.pid):
             break
-        if proc.is_python(now.pid):
+        if procfs.is_python(now.pid):
             found = now.pid
-        now = proc.look(now.parent)
+        now = procfs.look(now.parent)
     return found
 
 
 def _has_number(pid: int) -> bool:
-    return not {"RANK", "LOCAL_RANK"}.isdisjoint(proc.environment(pid))
+    return not {"RANK", "LOCAL_RANK"}.isdisjoint(procfs.environment(pid))
 
 
 def _number(pid: int) -> int:
-    variables = proc.environment(pid)
+    variables = procfs.environment(pid)
     text = variables.get("RANK", variables.get("LOCAL_RANK", ""))
     return int(text) if text.isdecimal() else 0
 
 
 def _world(pid: int) -> int:
     """How many ranks to look for on this machine."""
-    variables = proc.environment(pid)
+    variables = procfs.environment(pid)
     text = variables.get("LOCAL_WORLD_SIZE", variables.get("WORLD_SIZE", "1"))
     return int(text) if text.isdecimal() else 1
 
 
 def _meeting(pid: int) -> tuple[str | None, ...]:
-    variables = proc.environment(pid)
+    variables = procfs.environment(pid)
     return tuple(variables.get(name) for name in MEETING)
 
 

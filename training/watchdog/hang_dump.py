@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from training import console, rundir
-from training.watch.finding import Finding
+from training.core import log, rundir
+from training.watchdog.hang_report import Finding
 
 
 def keep(run: rundir.RunDir, found: Finding, texts: Mapping[int, str]) -> Finding:
@@ -21,6 +21,6 @@ def keep(run: rundir.RunDir, found: Finding, texts: Mapping[int, str]) -> Findin
             (folder / f"rank{rank}.txt").write_text(text, encoding="utf-8")
         rundir.write_json(folder / "verdict.json", facts)
     except OSError as error:
-        console.warning(f"{folder} can not be written: {error.strerror}")
+        log.warning(f"{folder} can not be written: {error.strerror}")
     run.event("verdict", **facts, folder=str(folder))
     return replace(found, folder=str(folder))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from training.watch.sight.stacks import Stack
+from training.watchdog.probes.stacks import Stack
 
 HANG, STOPPED, BLOCKED, DESYNC, UNEVEN = "hang", "stopped", "blocked", "desync", "uneven"
 

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from training import console, heartbeat, rundir
-from training.heartbeat import Beat
-from training.watch import budget, judge, phases, record
-from training.watch.budget import START_S, Budgets
-from training.watch.finding import HANG, STOPPED, Finding
-from training.watch.sight import evidence, proc
-from training.watch.sight.proc import Process
-from training.watch.sight.sampling import IDLE_BYTES, IDLE_FAULTS, IDLE_SHARE
-from training.watch.starved import Starved, queued
+from training.core import heartbeat, log, phase_timeouts, phases, rundir
+from training.core.heartbeat import Beat
+from training.core.phase_timeouts import START_S, Budgets
+from training.watchdog import culprit, hang_dump
+from training.watchdog.hang_report import HANG, STOPPED, Finding
+from training.watchdog.probes import procfs, snapshot
+from training.watchdog.probes.procfs import Process
+from training.watchdog.probes.sampling import IDLE_BYTES, IDLE_FAULTS, IDLE_SHARE
+from training.watchdog.starved import Starved, queued
 
 STOPPED_S = 2.0  # a process that is stopped for so long is told
 ROLL_S = 10.0
@@ -32,7 +32,7 @@ MISSING_S = 25.0  # the others have met: who is missing is told
 
 def elsewhere_s(floor_s: float) -> float:
     """So long all ranks of this machine may wait for one of another, which may save a large checkpoint: its own watch names it."""
-    return budget.backstop_s(floor_s, supervised=True)
+    return phase_timeouts.backstop_s(floor_s, supervised=True)
 
 
 class Watch:
@@ -84,7 +84,7 @@ class Watch:
     def _absent(self, rank: int, pids: Mapping[int, int], now: float) -> Finding | None:
         """Never seen, in any look of this start. One that computes, reads or waits for a core is still on its way."""
         since, pid = max(self._begun, self._awake), pids[rank]
-        process = proc.look(pid)
+        process = procfs.look(pid)
         if now - since <= START_S or process is None or process.state in "ZX":
             return None
         known, waited = self._quiet.get(rank), sum(queued(pid).values())
@@ -102,7 +102,7 @@ class Watch:
             self._say(f"rank {rank} has had no heartbeat for {now - since:.0f} s; its process still works: slow, not stuck")
             return None
         how = "has sent no heartbeat since it was started: its Python does not reach the training"
-        return record.keep(self.run, Finding(HANG, rank, None, how, {}, {}, now - since), {})
+        return hang_dump.keep(self.run, Finding(HANG, rank, None, how, {}, {}, now - since), {})
 
     def _all_read(self, pids: Mapping[int, int], now: float) -> bool:
         """What cannot be read now proves nothing: no limit counts meanwhile."""
@@ -144,7 +144,7 @@ class Watch:
         """A rank that is stopped by a signal does not come back by itself; it is told before its phase is overdue. Who stops them all
         has a reason."""
         for rank, pid in pids.items():
-            process = proc.look(pid)
+            process = procfs.look(pid)
             if process is None or process.state not in ("T", "t"):
                 self._stopped.pop(rank, None)
                 continue
@@ -161,7 +161,7 @@ class Watch:
         if self._acts and text not in self._said:
             self._said.add(text)
             end = f"; the run is ended when it stands still for {max(STOPPED_S, self.floor_s):g} s" if len(self.ranks) > 1 else ""
-            console.error(f"{text}{end}")
+            log.error(f"{text}{end}")
             self.run.event("verdict", kind=STOPPED, rank=rank, where=None, phase=str(beat), text=text, since_s=STOPPED_S, final=False)
 
     def _tell_missing(self, beats: list[Beat]) -> None:
@@ -178,28 +178,28 @@ class Watch:
         key = _SECONDS.sub("", text)
         if self._acts and key not in self._said:
             self._said.add(key)
-            console.warning(text)
+            log.warning(text)
             self.run.event("warning", text=text, **facts)
 
     def _examine(self, beats: list[Beat], pids: Mapping[int, int], overdue: list[Beat], stopped: int | None) -> Finding | None:
         self._next_look = time.monotonic() + AGAIN * self.floor_s  # if this one finds nothing
         if stopped is None and any(self._gets_no_core(b, pids[b.rank]) for b in overdue):
             return None
-        seen = evidence.gather(self.run, beats, pids)
+        seen = snapshot.gather(self.run, beats, pids)
         after = {b.rank: b for b in heartbeat.read_all(self.run.heartbeats, self.ranks)}
         moved = not overdue or any(b.rank not in after or after[b.rank].beats != b.beats for b in overdue)
         if not seen or any(e.process.gone for e in seen) or (moved and stopped is None):
             return None  # it has gone on, or its end is noticed elsewhere
-        if stopped is None and self._only_slow(judge.behind(seen)):
+        if stopped is None and self._only_slow(culprit.behind(seen)):
             return None
-        found = judge.judge(seen)
+        found = culprit.judge(seen)
         if moved and found.kind != STOPPED:
             return None  # it was stopped, and has been continued meanwhile
         if self.others_elsewhere and found.rank is None and found.kind == HANG and found.since_s < elsewhere_s(self.floor_s):
             return None  # whom they wait for is on another machine, whose own watch names it
         beat = next((e.beat for e in seen if e.rank == found.rank), None)
         found = replace(found, phase=str(beat) if beat else None)
-        return record.keep(self.run, found, evidence.texts(seen)) if self._acts else found
+        return hang_dump.keep(self.run, found, snapshot.texts(seen)) if self._acts else found
 
     def _gets_no_core(self, beat: Beat, pid: int) -> bool:
         """It would run if the machine let it: time in which it waits for a core does not count, within a limit."""
@@ -209,9 +209,9 @@ class Watch:
         self._say(f"rank {beat.rank} is in '{beat}' for {beat.age_s:.0f} s and waits for a CPU core: the machine is overloaded")
         return True
 
-    def _only_slow(self, last: list[evidence.Evidence]) -> bool:
+    def _only_slow(self, last: list[snapshot.Evidence]) -> bool:
         """What comes slowly from a disk gets some more time."""
-        reading = next((e for e in last if judge.still_reading(e)), None)
+        reading = next((e for e in last if culprit.still_reading(e)), None)
         if reading is None:
             return False
         self._say(f"rank {reading.rank} is in '{reading.beat}' since {reading.beat.age_s:.0f} s; it still reads: slow, not stuck")

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from training import rundir
+from training.core import exit_status, rundir
+from training.diagnose import exception_cause
 from training.host.gpus import one_line
-from training.launch import cause, ended
-from training.launch.output import tail
-from training.watch.finding import DESYNC
-from training.watch.sight import collectives, stacks
+from training.launcher.output import tail
+from training.watchdog.hang_report import DESYNC
+from training.watchdog.probes import flight_recorder, stacks
 
 DIED, ERROR = "died", "error"  # by a signal or with a status; by an exception that it could tell
 LINES = 40
@@ -41,14 +41,16 @@ def left_before(run: rundir.RunDir, rank: int, gone: Sequence[tuple[int | None, 
     ends = {int(p.stem[4:]): float(facts["time"]) for p in run.ranks.glob("rank*.ended") if (facts := rundir.read_json(p))}
     errors = {int(e["rank"]): e for p in run.ranks.glob("rank*.error.json") if (e := rundir.read_json(p))}
     if (error := errors.get(rank)) is not None:
-        if not cause.lost_peer(error) or any(e["time"] <= error["time"] and not cause.lost_peer(e) for e in errors.values()):
+        if not exception_cause.lost_peer(error) or any(
+            e["time"] <= error["time"] and not exception_cause.lost_peer(e) for e in errors.values()
+        ):
             return None  # it failed by itself, or another one did
         # The end of a process is seen late where much has to be torn down: the script's own end counts.
         left += sorted((other for other, at in ends.items() if at <= error["time"]), key=ends.__getitem__)
     elif left:
         log = run.rank_log(rank)
-        told = cause.of_log(log, rank, log_from.get(log, 0))
-        if told is None or told.cause != cause.PEER_DIED:
+        told = exception_cause.of_log(log, rank, log_from.get(log, 0))
+        if told is None or told.cause != exception_cause.PEER_DIED:
             return None
     return next((other for other in left if other != rank), None)
 
@@ -56,8 +58,8 @@ def left_before(run: rundir.RunDir, rank: int, gone: Sequence[tuple[int | None, 
 def explain(run: rundir.RunDir, rank: int, status: int, alive: Iterable[int], log_from: Mapping[Path, int]) -> Death:
     """`alive`: the ranks that are still there; `log_from`: log → where the words of this start begin."""
     if error := rundir.read_json(run.rank_error(rank)):
-        if error["type"] == cause.LEFT:
-            return Death(DIED, rank, error["where"] or None, cause.left(error))
+        if error["type"] == exception_cause.LEFT:
+            return Death(DIED, rank, error["where"] or None, exception_cause.left(error))
         return Death(ERROR, error["guilty_rank"], error["where"], f"{error['type']}: {one_line(error['message'])[:200]}")
     stack = stacks.from_faulthandler(run.ranks / f"rank{rank}.stacks")  # a crash leaves it
     frame = stacks.own(stack.main.frames) if stack and stack.main else None
@@ -69,7 +71,7 @@ def explain(run: rundir.RunDir, rank: int, status: int, alive: Iterable[int], lo
     if status < 0 and sizes:
         inside = stacks.in_collective(stack.main) if stack and stack.main else None
         how = f"rank {rank} got {sizes[1]} bytes where its {inside or 'collective'} awaits {sizes[2]}, and was aborted by gloo"
-        last = {other: calls[-1] for other in alive if (calls := collectives.read(run.ranks, other))}
+        last = {other: calls[-1] for other in alive if (calls := flight_recorder.read(run.ranks, other))}
         others = "; ".join(f"rank {other} is in collective {call.number}, {call}" for other, call in last.items())
         return Death(DESYNC, None, where, f"{how}: the ranks do not call the same" + (f"; {others}" if others else ""))
-    return Death(DIED, rank, where, ended.how(status))
+    return Death(DIED, rank, where, exit_status.how(status))

@@ -1,7 +1,7 @@
 """Hang detection for scripts that know nothing of us: no output of any rank for long, and stacks that do not move.
 
 Silence alone is never a hang: a script may train, evaluate, compile, download or sleep without a word. It only decides when the
-ranks are looked at. What ends a run is told by training.watch.standstill, from samples of the second half of the silence: a rank
+ranks are looked at. What ends a run is told by training.watchdog.stall_detector, from samples of the second half of the silence: a rank
 waits for the others, and one that does not is idle, stopped, or in an endless loop.
 """
 
@@ -14,14 +14,14 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from training import console
-from training.watch import standstill
-from training.watch.budget import SHARE, TIMES  # of the silences so far
-from training.watch.finding import STOPPED, Finding
-from training.watch.native import STOPPED_S
-from training.watch.sight import proc, stacks
-from training.watch.sight.sampling import Sample, take
-from training.watch.sight.stacks import Stack
+from training.core import log
+from training.core.phase_timeouts import SHARE, TIMES  # of the silences so far
+from training.watchdog import stall_detector
+from training.watchdog.hang_report import STOPPED, Finding
+from training.watchdog.heartbeat_watchdog import STOPPED_S
+from training.watchdog.probes import procfs, stacks
+from training.watchdog.probes.sampling import Sample, take
+from training.watchdog.probes.stacks import Stack
 
 GAPS = 500  # that many are remembered
 BURST_S = 0.001  # lines that come together are one output
@@ -49,7 +49,7 @@ class ScriptWatch:
         elsewhere: bool = False,
         pending: Callable[[int], bool | None] = lambda rank: None,
         trains: Callable[[], bool] = lambda: True,
-        say: Callable[[str], None] = console.warning,
+        say: Callable[[str], None] = log.warning,
     ) -> None:
         self.floor_s, self.others_elsewhere, self._pending, self._say = floor_s, elsewhere, pending, say
         self._trains, self._training = trains, False
@@ -118,16 +118,16 @@ class ScriptWatch:
         if of is not self._samples or (silent < patience and not stopped):
             return None
         if isinstance(found, str):
-            if found.startswith(standstill.BLIND):
-                self._tell(f"no hang can be found: {found}", standstill.BLIND)
+            if found.startswith(stall_detector.BLIND):
+                self._tell(f"no hang can be found: {found}", stall_detector.BLIND)
             elif found.startswith(FAILED):
                 self._tell(f"no hang can be found: {found}", FAILED)
-            elif found.startswith(standstill.LOOPS) and self._loops >= SPIN_LOOKS:
+            elif found.startswith(stall_detector.LOOPS) and self._loops >= SPIN_LOOKS:
                 end = f"the run is ended if this is still so after {SPIN_TIMES * patience:.0f} s: print progress, or raise --hang_timeout"
                 end = end if self._training else "no step has been printed yet, so this is taken for work"
-                self._tell(f"no output for {silent:.0f} s: {found}; {end}", f"{standstill.LOOPS}{self._training}")
-            elif silent > ALONE_TIMES * patience and found.startswith(standstill.QUIET):
-                self._tell(f"no output for {silent:.0f} s: {found}", standstill.QUIET)
+                self._tell(f"no output for {silent:.0f} s: {found}; {end}", f"{stall_detector.LOOPS}{self._training}")
+            elif silent > ALONE_TIMES * patience and found.startswith(stall_detector.QUIET):
+                self._tell(f"no output for {silent:.0f} s: {found}", stall_detector.QUIET)
             return None
         if found.kind == STOPPED:
             since = self._stopped.get(found.rank or 0)
@@ -145,7 +145,7 @@ class ScriptWatch:
     def _look_for_stopped(self, pids: Mapping[int, int], now: float) -> bool:
         """Is a rank stopped for long, and not all of them? It does not come back by itself; who stops all has a reason."""
         for rank, pid in pids.items():
-            process = proc.look(pid)
+            process = procfs.look(pid)
             if process is None or process.state not in "Tt":
                 self._stopped.pop(rank, None)
             elif now - self._stopped.setdefault(rank, now) > STOPPED_S:
@@ -161,11 +161,11 @@ class ScriptWatch:
         """In the thread. `samples` belongs to it, until an output begins another list."""
         try:
             told = self._judged(samples, pids, ended, silent, patience, stopped)
-            if isinstance(told, str) and told.startswith(standstill.LOOPS):
+            if isinstance(told, str) and told.startswith(stall_detector.LOOPS):
                 self._training = self._training or self._trains()
         except Exception as error:  # a passing one does not matter: the next look comes soon
             told = f"{FAILED}{type(error).__name__}: {error}"
-        self._loops = self._loops + 1 if isinstance(told, str) and told.startswith(standstill.LOOPS) else 0
+        self._loops = self._loops + 1 if isinstance(told, str) and told.startswith(stall_detector.LOOPS) else 0
         self._verdict = (samples, told)
 
     def _judged(
@@ -182,7 +182,7 @@ class ScriptWatch:
         windows = [(window, False)] + ([(ALONE_TIMES * patience, True)] if silent > ALONE_TIMES * patience else [])
         for seconds, alone in windows:
             if isinstance(told, str) and (part := last(samples, seconds)):
-                told = standstill.judge(part, ended, burst=burst, elsewhere=self.others_elsewhere, alone=alone)
+                told = stall_detector.judge(part, ended, burst=burst, elsewhere=self.others_elsewhere, alone=alone)
                 told = self._doubted(told, alone)
         return told
 
@@ -190,7 +190,7 @@ class ScriptWatch:
         """Who waits for a GPU waits for other ranks only where a collective is pending; without one the GPU computes."""
         if isinstance(told, str) or told.kind == STOPPED:
             return told
-        for rank in standstill.on_gpu(told):
+        for rank in stall_detector.on_gpu(told):
             pending = self._pending(rank)
             if pending is False:
                 return f"the GPU of rank {rank} computes: none of its collectives is pending"
@@ -200,8 +200,8 @@ class ScriptWatch:
 
     def _burst(self, pid: int) -> list[Stack | str]:
         taken: list[Stack | str] = []
-        end = time.monotonic() + standstill.BURST_LIMIT_S
-        while len(taken) < standstill.BURST and not self._closing.is_set() and (left := end - time.monotonic()) > 0:
+        end = time.monotonic() + stall_detector.BURST_LIMIT_S
+        while len(taken) < stall_detector.BURST and not self._closing.is_set() and (left := end - time.monotonic()) > 0:
             taken.append(stacks.dump([pid], left)[pid])
         return taken
 

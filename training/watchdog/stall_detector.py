@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from training.watch.finding import BLOCKED, HANG, STOPPED, UNEVEN, Finding
-from training.watch.sight import proc, stacks
-from training.watch.sight.sampling import IDLE_SHARE, Course, Sample, courses
-from training.watch.sight.stacks import Frame, Stack, in_collective, own, saves, waits_for_device, waits_for_worker
+from training.watchdog.hang_report import BLOCKED, HANG, STOPPED, UNEVEN, Finding
+from training.watchdog.probes import procfs, stacks
+from training.watchdog.probes.sampling import IDLE_SHARE, Course, Sample, courses
+from training.watchdog.probes.stacks import Frame, Stack, in_collective, own, saves, waits_for_device, waits_for_worker
 
 # How some of the sentences begin, for those who want to tell them apart.
 BLIND, QUIET, PAUSED = "no stack of ", "nobody waits for another rank, nobody does anything: ", "stopped (SIGSTOP): "
@@ -158,7 +158,7 @@ def _still_spins(c: Course, taken: list[Stack | str]) -> bool:
 def _at_worker(c: Course) -> tuple[str, Frame | None]:
     """The worker that does not answer: one that is stopped or blocked, or one that stands in the dataset's own code. Idle ones wait
     for work in torch's."""
-    pids = [pid for pid in proc.workers(c.pid) if pid in c.last.children]
+    pids = [pid for pid in procfs.workers(c.pid) if pid in c.last.children]
     found = stacks.dump(pids)
     for pid in pids:
         state, stack = c.last.children[pid].state, found[pid]

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from training import console, heartbeat, rundir
-from training.launch.team import Team, is_script
-from training.watch import ranks, record
-from training.watch.finding import DESYNC, HANG, UNEVEN, Finding
-from training.watch.native import Watch
-from training.watch.scripts import ScriptWatch
-from training.watch.sight import collectives, proc
+from training.core import heartbeat, log, rundir
+from training.launcher.local_ranks import Team, is_script
+from training.watchdog import discovery, hang_dump
+from training.watchdog.hang_report import DESYNC, HANG, UNEVEN, Finding
+from training.watchdog.heartbeat_watchdog import Watch
+from training.watchdog.probes import flight_recorder, procfs
+from training.watchdog.script_watchdog import ScriptWatch
 
 OFF_S, ERRORS = 60.0, 5  # after an error of the watch, doubled each time; that many end it
 BELOW_S = 1.0  # between looks for the ranks of torchrun
@@ -35,7 +35,7 @@ class RanksWatch:
         if is_script(dict(plan)):
             floor_s, elsewhere = float(plan["config"]["hang_timeout"]), len(team.ranks) < team.world_size
             self._script = ScriptWatch(
-                floor_s, elsewhere=elsewhere, pending=lambda rank: collectives.pending(run.ranks, rank), trains=self._trains
+                floor_s, elsewhere=elsewhere, pending=lambda rank: flight_recorder.pending(run.ranks, rank), trains=self._trains
             )
         else:
             self._ours = Watch(run, plan, team.ranks)
@@ -92,7 +92,7 @@ class RanksWatch:
         off_s = OFF_S * 2 ** (self._errors - 1) if self._errors < ERRORS else math.inf
         self._off_until = time.monotonic() + off_s
         how_long = f"{off_s:.0f} s" if off_s < math.inf else "this start"
-        console.warning(f"hang detection is off for {how_long}: {type(error).__name__}: {error} (see {self.run.watch_error})")
+        log.warning(f"hang detection is off for {how_long}: {type(error).__name__}: {error} (see {self.run.watch_error})")
         with contextlib.suppress(OSError):
             self.run.watch_error.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
 
@@ -105,28 +105,28 @@ class RanksWatch:
             pids = self._torchruns(started[None])
             ended = {**dict.fromkeys(self._been_below - pids.keys(), 0), **ended}
         found = self._script.look(pids, ended)
-        return record.keep(self.run, self._compared(found, pids), found.texts()) if found else None
+        return hang_dump.keep(self.run, self._compared(found, pids), found.texts()) if found else None
 
     def _torchruns(self, launcher: int) -> dict[int, int]:
         """Its ranks: some come late, and it does not tell how they end."""
-        known = {rank: pid for rank, pid in self._below.items() if (now := proc.look(pid)) and now.state not in "ZX"}
+        known = {rank: pid for rank, pid in self._below.items() if (now := procfs.look(pid)) and now.state not in "ZX"}
         if len(known) < len(self.team.ranks) and time.monotonic() >= self._next_below:
             self._next_below = time.monotonic() + BELOW_S
-            known = ranks.below(launcher) or known
+            known = discovery.below(launcher) or known
         self._below = known
         self._been_below |= known.keys()
         return known
 
     def _trains(self) -> bool:
         """Has the script printed a step, a loss or anything else that tells of training?"""
-        from training.monitor.foreign.figures import ScriptFigures  # rarely asked for, and not small
+        from training.monitor.log_parsers.log_metrics import ScriptFigures  # rarely asked for, and not small
 
         return ScriptFigures(self.run.ranks).read() is not None
 
     def _compared(self, found: Finding, numbers: Iterable[int]) -> Finding:
         """A script whose ranks stand still, seen by what they have called."""
-        calls = {rank: called for rank in numbers if (called := collectives.read(self.run.ranks, rank)) is not None}
-        different = collectives.mismatch(calls) if found.kind in (HANG, UNEVEN) else None
+        calls = {rank: called for rank in numbers if (called := flight_recorder.read(self.run.ranks, rank)) is not None}
+        different = flight_recorder.mismatch(calls) if found.kind in (HANG, UNEVEN) else None
         if different is None:
             return found
         if found.kind == UNEVEN:

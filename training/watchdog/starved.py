@@ -6,8 +6,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from training.heartbeat import Beat
-from training.watch.sight import proc
+from training.core.heartbeat import Beat
+from training.watchdog.probes import procfs
 
 # A third of a core is enough: a budget is five times what a phase usually takes.
 SHARE = 0.6  # of the time, ready to run and without a core
@@ -48,4 +48,4 @@ class Starved:
 
 def queued(pid: int) -> dict[int, float]:
     """Of the rank's threads and those of its children (data-loader workers)."""
-    return {thread: seconds for one in (pid, *proc.family(pid)) for thread, seconds in proc.queued(one).items()}
+    return {thread: seconds for one in (pid, *procfs.family(pid)) for thread, seconds in procfs.queued(one).items()}

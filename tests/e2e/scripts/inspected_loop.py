@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler, Subset
 
-from training.inspection import DDPInspector
+from training.inspector import DDPInspector
 
 FAULTS = sys.argv[1].split(";")
 MODE = sys.argv[2] if len(sys.argv) > 2 else "auto"

@@ -8,7 +8,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.modeling_outputs import ModelOutput
 
-from training.inspection.transformers import InspectorCallback
+from training.inspector.transformers import InspectorCallback
 
 FAULTS = sys.argv[1].split(";")
 MODE = sys.argv[2] if len(sys.argv) > 2 else "auto"

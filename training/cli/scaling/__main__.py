@@ -1,4 +1,4 @@
-"""python -m training.scaling [CONFIG] [--ranks=1,2] [--steps=40] [--rounds=3] [--json] [--key=value …]
+"""python -m training.cli.scaling.__main__ [CONFIG] [--ranks=1,2] [--steps=40] [--rounds=3] [--json] [--key=value …]
 
 Trains with 1, 2, … ranks on this machine, the same work per rank (weak scaling), and compares tokens per second with the
 expected band; says what limits it. Each run is one of ./launch_train.sh, in a temporary folder. A minute or two.
@@ -22,10 +22,11 @@ import signal
 import sys
 from types import FrameType
 
-from training import command, console
-from training.errors import Exit, UserError
-from training.scaling import judge, measure, options, render
-from training.scaling.experiment import Experiment, prepare
+from training.cli.scaling import analysis, measure, options, render
+from training.cli.scaling.experiment import Experiment, prepare
+from training.core import log
+from training.core.errors import Exit, UserError
+from training.host import program
 
 
 class Stopped(BaseException):
@@ -47,13 +48,13 @@ def main(argv: list[str]) -> int:
             return int(Exit.DONE)
         return _measure(prepare(chosen, os.environ), chosen.json)
     except UserError as error:
-        console.report(error, closing="nothing was measured")
+        log.report(error, closing="nothing was measured")
         return int(error.code)
     except measure.Failed as failed:
-        console.error(str(failed))
+        log.error(str(failed))
         return failed.code
     except Stopped as stopped:
-        console.warning(f"{stopped}: stopped, nothing is left behind")
+        log.warning(f"{stopped}: stopped, nothing is left behind")
         return stopped.code
 
 
@@ -63,13 +64,13 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def _measure(experiment: Experiment, as_json: bool) -> int:
     for line in render.introduction(experiment):
-        console.info(line)
+        log.info(line)
     others = measure.OtherWork()
     rounds, parameters = measure.all_rounds(experiment)
-    report = judge.judge(rounds, experiment, parameters, others.cores())
+    report = analysis.judge(rounds, experiment, parameters, others.cores())
     print(json.dumps(render.record(report), indent=1, ensure_ascii=False) if as_json else render.text(report))
     return int(Exit.DONE)
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(main, __doc__, needs=("torch", "numpy", "psutil", "tqdm")))
+    sys.exit(program.run(main, __doc__, needs=("torch", "numpy", "psutil", "tqdm")))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from training.scaling.experiment import Experiment
-from training.scaling.measure import Kind, Round
+from training.cli.scaling.experiment import Experiment
+from training.cli.scaling.measure import Kind, Round
 
 # Speed-up that data-parallel training is expected to reach, by number of ranks.
 BANDS = {2: (1.8, 1.9), 4: (3.5, 3.8), 8: (7.0, 7.5)}

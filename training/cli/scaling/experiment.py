@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training import plan as planner
 from training import tasks
-from training.asked import QUICKSTART, ROOT
-from training.config import batch, files, flags, resolve
+from training.cli.scaling.options import COMMAND, Options
+from training.config import batch, flags, loader, resolve
 from training.config.schema import FIELDS, Config, kind
-from training.errors import Exit, Problem, UserError
-from training.host import gpus, variables
-from training.scaling.options import COMMAND, Options
+from training.core.errors import Exit, Problem, UserError
+from training.host import env_vars, gpus
+from training.plan import training_plan as planner
+from training.plan.cli_args import QUICKSTART, ROOT
 
 SCRIPT = "launch_train.sh"
 WARM_UP_STEPS = 5  # at the start of each run, not counted
@@ -96,7 +96,7 @@ def prepare(options: Options, environ: Mapping[str, str]) -> Experiment:
             Problem("--dry_run: a measurement has no plan to show", "left out", [f"./{SCRIPT} 2 {shlex.quote(config)} --dry_run"])
         )
         args = without(args, "dry_run")
-    values, _ = files.load(Path(os.path.expanduser(given[0] if given else str(ROOT / QUICKSTART))))  # noqa: PTH111 – as in training.request
+    values, _ = loader.load(Path(os.path.expanduser(given[0] if given else str(ROOT / QUICKSTART))))  # noqa: PTH111 – as in training.plan.request
     resolved = resolve.resolve(line, values, environ)
     if (task := resolved.config.task) != tasks.GPT:
         raise UserError(Problem(f"task is {task!r} ({resolved.origins['task']}): scaling is measured for {tasks.GPT}", tasks.GPT))
@@ -143,7 +143,7 @@ def _experiment(
         accumulation=plan["batch"]["accumulation"],
         gpus=tuple(g["uuid"] if g["uuid"].startswith("GPU-") else str(g["index"]) for g in plan["gpus"]),
         threads=int(own_threads) if own_threads.isdecimal() and int(own_threads) else 1,
-        cores=variables.cpu_count(),
+        cores=env_vars.cpu_count(),
     )
 
 
@@ -181,7 +181,7 @@ def without(args: list[str], name: str) -> list[str]:
 
 
 def _translated(problem: Problem, ranks: int, total: str) -> Problem:
-    """The launcher's problem with commands of ours: `./launch_train.sh 2 …` is `python -m training.scaling --ranks=2 …`."""
+    """The launcher's problem with commands of ours: `./launch_train.sh 2 …` is `python -m training.cli.scaling.__main__ --ranks=2 …`."""
 
     def ours(match: re.Match[str]) -> str:
         number = int(match[1])

@@ -16,10 +16,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.errors import Exit
+from training.cli.scaling.experiment import THREADS, WARM_UP_STEPS, Experiment
+from training.core.errors import Exit
+from training.core.rundir import RunDir, read_json, read_records
 from training.host import process
-from training.rundir import RunDir, read_json, read_records
-from training.scaling.experiment import THREADS, WARM_UP_STEPS, Experiment
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PREFIX = "duet-scaling-"

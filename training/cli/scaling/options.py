@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from training.asked import MAX_RANKS
 from training.config import flags
 from training.config.schema import FIELDS
 from training.config.translate import RANKS
-from training.errors import Problem
+from training.core.errors import Problem
+from training.plan.cli_args import MAX_RANKS
 
-COMMAND = "python -m training.scaling"
+COMMAND = "python -m training.cli.scaling.__main__"
 OWN = {"ranks": True, "steps": True, "rounds": True, "json": False, "help": False}  # does it take a value?
 STEPS, ROUNDS = (4, 100_000), (1, 100)
 

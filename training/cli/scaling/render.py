@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from training import amounts
-from training.scaling import judge
-from training.scaling.experiment import THREADS, WARM_UP_STEPS, Experiment
-from training.scaling.judge import Report, Result
+from training.cli.scaling import analysis
+from training.cli.scaling.analysis import Report, Result
+from training.cli.scaling.experiment import THREADS, WARM_UP_STEPS, Experiment
+from training.core import units
 
 SCHEMA_VERSION = 1
 VERDICTS = {
-    judge.REFERENCE: "the reference",
-    judge.BELOW: "below the expected band",
-    judge.WITHIN: "in the expected band",
-    judge.BETTER: "better than expected",
-    judge.NO_BAND: "no band known",
+    analysis.REFERENCE: "the reference",
+    analysis.BELOW: "below the expected band",
+    analysis.WITHIN: "in the expected band",
+    analysis.BETTER: "better than expected",
+    analysis.NO_BAND: "no band known",
 }
 SMALL = 0.01  # of a step: no loss that can be told from nothing
 
@@ -104,7 +104,7 @@ def _exchange(result: Result, report: Report) -> str:
     if report.gradient_mb is None or result.gigabytes_per_s is None or report.parameters is None:
         return f"gradients, {waiting}"
     return (
-        f"gradients of {amounts.millions(report.parameters)} parameters, {report.gradient_mb:.1f} MB per rank and step, "
+        f"gradients of {units.millions(report.parameters)} parameters, {report.gradient_mb:.1f} MB per rank and step, "
         f"at least {result.gigabytes_per_s:.2f} GB/s; {waiting}"
     )
 

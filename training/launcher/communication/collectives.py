@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from training.communication.stages import SMALL_BYTES
-from training.distributed import World
+from training.inspector.distributed import World
+from training.launcher.communication.stages import SMALL_BYTES
 
 # Prime, so that no piece which a collective moves as a whole is a multiple of it: a piece in the wrong place is seen. Small, so
 # that the sum over a thousand ranks is a whole number which float32 still holds exactly.

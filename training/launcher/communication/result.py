@@ -6,10 +6,10 @@ import shlex
 import sys
 from dataclasses import dataclass, field
 
-from training.asked import ROOT
-from training.communication import judge, stages
-from training.communication.judge import Finding
-from training.host import preflight
+from training.launcher.communication import analysis, stages
+from training.launcher.communication.analysis import Finding
+from training.plan import preflight
+from training.plan.cli_args import ROOT
 
 NAME = "communication"
 P2P, INTERFACE = "NCCL_P2P_DISABLE", "GLOO_SOCKET_IFNAME"
@@ -23,12 +23,12 @@ HARDWARE = [
 
 def command(ranks: int, device: str) -> str:
     """The test alone, to paste into a shell."""
-    return f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'lib/run_module.py'))} training.communication {ranks} --device={device}"
+    return f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'lib/run_module.py'))} training.launcher.communication {ranks} --device={device}"
 
 
 def p2p_may_help(finding: Finding) -> bool:
     """Would the ranks do without peer-to-peer copies what they have failed to do with them?"""
-    return finding.kind == judge.WRONG or (finding.kind == judge.HANG and judge.is_communication(finding.stage))
+    return finding.kind == analysis.WRONG or (finding.kind == analysis.HANG and analysis.is_communication(finding.stage))
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        return self.finding is None or self.finding.kind == judge.OK
+        return self.finding is None or self.finding.kind == analysis.OK
 
     @property
     def only_without_p2p(self) -> bool:
@@ -90,21 +90,21 @@ class Result:
         again = command(self.ranks, self.device)
         if finding.killed:
             return ["sudo dmesg | tail   # 'Killed process': the host memory was full", again]
-        if finding.kind == judge.FAILED and not finding.guilty:
+        if finding.kind == analysis.FAILED and not finding.guilty:
             return [f"TMPDIR=/another/folder {again}"]
-        if finding.kind == judge.SLOW or (finding.kind == judge.HANG and not judge.is_communication(finding.stage)):
+        if finding.kind == analysis.SLOW or (finding.kind == analysis.HANG and not analysis.is_communication(finding.stage)):
             return [f"{again} --limit={3 * stages.LIMIT_S:g}   # when the machine is only slow"]
-        if finding.kind == judge.STOPPED or not judge.is_communication(finding.stage):
+        if finding.kind == analysis.STOPPED or not analysis.is_communication(finding.stage):
             return [again]
         if self.backend == "nccl":
             untried = not self.first and self.variables.get(P2P) != "1"
             without = [f"export {P2P}=1"] if untried and p2p_may_help(finding) else []
             return [*without, f"NCCL_DEBUG=INFO {again}   # its last lines tell what NCCL was about to do", *HARDWARE]
-        if finding.kind == judge.WRONG:
+        if finding.kind == analysis.WRONG:
             return [f"{again}   # different elements each time: the memory is faulty, test it with memtest86+"]
         own = self.variables.get(INTERFACE, "lo")
         other = [f"unset {INTERFACE}   # it is {own!r}; the ranks of one machine talk over 'lo'"] if own != "lo" else []
-        unmet = finding.kind == judge.HANG or finding.stage == stages.MEETING
+        unmet = finding.kind == analysis.HANG or finding.stage == stages.MEETING
         loopback = ["ip addr show lo   # must be UP with 127.0.0.1, and no firewall on it"] if unmet else []
         return [*other, *loopback, f"TORCH_CPP_LOG_LEVEL=INFO {again}"]
 

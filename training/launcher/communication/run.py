@@ -6,10 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from training import console
-from training.communication import judge, stages, trial, verdicts
-from training.communication.judge import Finding
-from training.communication.result import INTERFACE, P2P, Figures, Result, p2p_may_help
+from training.core import log
+from training.host import p2p_cache
+from training.launcher.communication import analysis, runner, stages
+from training.launcher.communication.analysis import Finding
+from training.launcher.communication.result import INTERFACE, P2P, Figures, Result, p2p_may_help
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
@@ -30,40 +31,40 @@ def run(plan: Mapping[str, Any], limit_s: float = stages.LIMIT_S, backend: str =
     outcome, finding = _try(ranks, device, set_here, limit_s)
     seconds, first = outcome.seconds, None
     if backend == "nccl" and p2p_may_help(finding) and P2P not in own | set_here:
-        console.warning(f"communication test: {finding.text}; trying again with {P2P}=1")
-        first, set_here = finding, set_here | verdicts.WITHOUT_P2P
+        log.warning(f"communication test: {finding.text}; trying again with {P2P}=1")
+        first, set_here = finding, set_here | p2p_cache.WITHOUT_P2P
         outcome, finding = _try(ranks, device, set_here, limit_s)
         seconds += outcome.seconds
-    figures = _figures(outcome, stages.LARGE_BYTES[device]) if finding.kind == judge.OK else None
+    figures = _figures(outcome, stages.LARGE_BYTES[device]) if finding.kind == analysis.OK else None
     note = _learn(plan, outcome, finding, backend, first, own | set_here)
     return Result(ranks, device, backend, finding, figures, first, own | set_here, note, seconds)
 
 
-def _try(ranks: int, device: str, variables: Mapping[str, str], limit_s: float) -> tuple[trial.Outcome, Finding]:
+def _try(ranks: int, device: str, variables: Mapping[str, str], limit_s: float) -> tuple[runner.Outcome, Finding]:
     try:
-        outcome = trial.run(ranks, device, variables, limit_s)
+        outcome = runner.run(ranks, device, variables, limit_s)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         text = f"the ranks can not be started: {error.strerror}{where}"
-        return trial.Outcome(ranks, limit_s), Finding(judge.FAILED, text, stage=stages.START)
-    return outcome, judge.judge(outcome, device)
+        return runner.Outcome(ranks, limit_s), Finding(analysis.FAILED, text, stage=stages.START)
+    return outcome, analysis.judge(outcome, device)
 
 
-def _figures(outcome: trial.Outcome, size: int) -> Figures:
+def _figures(outcome: runner.Outcome, size: int) -> Figures:
     small, large = (max(record[name] for record in outcome.records.values()) for name in ("small_s", "large_s"))
     rate, ranks = size / large / 1e9, outcome.ranks
     return Figures(size, small * 1e3, rate, rate * 2 * (ranks - 1) / ranks)
 
 
 def _learn(
-    plan: Mapping[str, Any], outcome: trial.Outcome, finding: Finding, backend: str, first: Finding | None, used: Mapping[str, str]
+    plan: Mapping[str, Any], outcome: runner.Outcome, finding: Finding, backend: str, first: Finding | None, used: Mapping[str, str]
 ) -> str:
     """Keep or drop the verdict on these GPUs; what became of it, for people."""
-    if backend != "nccl" or finding.kind != judge.OK:
+    if backend != "nccl" or finding.kind != analysis.OK:
         return ""
     gpus, driver, torch = [gpu["uuid"] for gpu in plan["gpus"]], plan.get("driver"), plan.get("torch")
     if first:
-        return verdicts.remember(gpus, driver, torch, outcome.records[0]["nccl"])
+        return p2p_cache.remember(gpus, driver, torch, outcome.records[0]["nccl"])
     if used.get(P2P) == "1":
         return f"without GPU peer-to-peer copies ({P2P}=1)"
-    return verdicts.forget(gpus, driver, torch)
+    return p2p_cache.forget(gpus, driver, torch)

@@ -16,13 +16,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from training import heartbeat, rundir
-from training.asked import ROOT
-from training.communication import stages
-from training.host import process
-from training.launch import mode
-from training.launch.output import tail
-from training.launch.place import LOOPBACK
+from training.core import heartbeat, rundir
+from training.host import process, topology
+from training.host.placement import LOOPBACK
+from training.launcher.communication import stages
+from training.launcher.output import tail
+from training.plan.cli_args import ROOT
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PREFIX = "duet-communication-"
@@ -45,7 +44,7 @@ class Outcome:
     since_s: dict[int, float] = field(default_factory=dict)  # how long it had been in that stage
     statuses: dict[int, int] = field(default_factory=dict)  # of ranks that ended by themselves, as in Popen.returncode; first death first
     died_at: dict[int, float] = field(default_factory=dict)  # monotonic
-    records: dict[int, dict[str, Any]] = field(default_factory=dict)  # what they left, see training.communication.rank
+    records: dict[int, dict[str, Any]] = field(default_factory=dict)  # what they left, see training.launcher.communication.worker
     output: dict[int, list[str]] = field(default_factory=dict)  # their last lines
     stacks: dict[int, list[str]] = field(default_factory=dict)  # of those that hung, innermost frame first
     stuck: dict[int, int] = field(default_factory=dict)  # rank → pid of those that could not be killed
@@ -120,10 +119,10 @@ class _Trial:
 
     def _start(self) -> None:
         count = self.outcome.ranks
-        with socket.socket() as store:  # listening already: rank 0 inherits it, see training.distributed.setup
+        with socket.socket() as store:  # listening already: rank 0 inherits it, see training.inspector.distributed.setup
             store.bind((LOOPBACK, 0))
             store.listen(2 * count)
-            shared = mode.clean(os.environ) | dict(self._variables)
+            shared = topology.clean(os.environ) | dict(self._variables)
             shared |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": LOOPBACK}
             shared["MASTER_PORT"] = str(store.getsockname()[1])
             for rank in range(count):
@@ -138,7 +137,7 @@ class _Trial:
 
     def _start_one(self, rank: int, env: dict[str, str], inherited: tuple[int, ...]) -> subprocess.Popen[bytes]:
         timeout = str(MEETING_FACTOR * self.outcome.limit_s)
-        program = [sys.executable, str(ROOT / "lib/run_module.py"), "training.communication.rank"]
+        program = [sys.executable, str(ROOT / "lib/run_module.py"), "training.launcher.communication.worker"]
         with self.files.log(rank).open("wb") as output:
             return subprocess.Popen(
                 [*program, str(self.files.folder), self._device, timeout],
@@ -188,7 +187,7 @@ class _Trial:
         for rank in range(self.outcome.ranks):
             beat = heartbeat.read(self.files.heartbeat(rank))
             phase = beat.phase if beat else stages.START
-            # training.distributed has phases of its own: while ranks meet, and at the barrier at the end.
+            # training.inspector.distributed has phases of its own: while ranks meet, and at the barrier at the end.
             own = stages.END if phase.startswith("barrier: ") else stages.MEETING
             self.outcome.reached[rank] = phase if phase in stages.of(self._device) else own
             self.outcome.since_s[rank] = beat.age_s if beat else self.outcome.limit_s

@@ -36,7 +36,7 @@ class Files:
         self.folder = Path(folder)
 
     def heartbeat(self, rank: int) -> Path:
-        """Its stage (training.heartbeat)."""
+        """Its stage (training.core.heartbeat)."""
         return self.folder / f"rank{rank}.bin"
 
     def record(self, rank: int) -> Path:

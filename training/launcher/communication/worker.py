@@ -1,6 +1,6 @@
 """One rank of the communication test.
 
-    RANK=… WORLD_SIZE=… python lib/run_module.py training.communication.rank FOLDER cpu|cuda TIMEOUT_S
+    RANK=… WORLD_SIZE=… python lib/run_module.py training.launcher.communication.worker FOLDER cpu|cuda TIMEOUT_S
 
 Goes through the stages, each told in its heartbeat file before it begins, and leaves a record in FOLDER.
 """
@@ -15,8 +15,9 @@ import time
 import traceback
 from typing import Any, NoReturn
 
-from training import command, heartbeat, rundir
-from training.communication import stages
+from training.core import heartbeat, rundir
+from training.host import program
+from training.launcher.communication import stages
 
 
 def main(argv: list[str]) -> NoReturn:
@@ -42,8 +43,8 @@ def _test(device: str, timeout_s: float) -> dict[str, Any]:
     """The record of a rank that came to the end, whatever data it got."""
     beat = heartbeat.current.beat
     beat(stages.IMPORT)
-    from training import distributed
-    from training.communication import collectives
+    from training.inspector import distributed
+    from training.launcher.communication import collectives
 
     beat(stages.MEETING)
     world = distributed.setup(device, timeout_s)  # what a rank of a real run does
@@ -62,4 +63,4 @@ def _test(device: str, timeout_s: float) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(main, __doc__, internal=True, pipe=False))
+    sys.exit(program.run(main, __doc__, internal=True, pipe=False))

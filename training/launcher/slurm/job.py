@@ -9,12 +9,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from training import console, rundir
-from training.asked import command
-from training.engine import manifest
-from training.errors import EXIT_MEANING, Exit
-from training.slurm import options
-from training.slurm.freeze import LAUNCHER, Frozen
+from training.core import log, manifest, rundir
+from training.core.errors import EXIT_MEANING, Exit
+from training.launcher.slurm import options
+from training.launcher.slurm.submission import LAUNCHER, Frozen
+from training.plan.cli_args import command
 
 LIMIT_S = 60  # for an answer of slurmctld, which may be busy
 LAST_NODE_S = 60  # between the end of the first node's supervisor and that of the last; its own limits are shorter
@@ -31,11 +30,11 @@ def begin(frozen: Frozen, environ: Mapping[str, str]) -> list[str]:
     rundir.write_json(frozen.record, facts)
     where = f"each of {nodes} nodes" if nodes > 1 else "1 node"
     again = f", start {count}" if count > 1 else ""
-    console.info(f"SLURM job {job}{again}: {ranks} rank{'s' if ranks > 1 else ''} on {where} ({environ.get('SLURM_JOB_NODELIST', '')})")
-    console.info(f"code: {facts['code']['sentence']}, frozen in {frozen.code}")
+    log.info(f"SLURM job {job}{again}: {ranks} rank{'s' if ranks > 1 else ''} on {where} ({environ.get('SLURM_JOB_NODELIST', '')})")
+    log.info(f"code: {facts['code']['sentence']}, frozen in {frozen.code}")
     cores = environ.get("SLURM_CPUS_ON_NODE", "")
     if cores.isdecimal() and int(cores) < ranks:
-        console.warning(f"{cores} CPU core{'s' if cores != '1' else ''} for {ranks} ranks: ask for more with --cpus-per-task={4 * ranks}")
+        log.warning(f"{cores} CPU core{'s' if cores != '1' else ''} for {ranks} ranks: ask for more with --cpus-per-task={4 * ranks}")
     return [
         # A session of its own: what SLURM sends to this batch script must not reach srun, which would end the step at once.
         *("setsid", "srun"),
@@ -60,19 +59,19 @@ def end(frozen: Frozen, status: int, stopped: bool, environ: Mapping[str, str]) 
     if code == Exit.DONE:
         return code
     if code != Exit.PREEMPTED:
-        console.error(f"SLURM job {job} is not requeued: {EXIT_MEANING[code]} (exit {int(code)})\n    {go_on}")
+        log.error(f"SLURM job {job} is not requeued: {EXIT_MEANING[code]} (exit {int(code)})\n    {go_on}")
         return code
     state, may = _state(job)
     if stopped or state != "RUNNING":
-        console.warning(f"SLURM ends job {job} ({state}); after preemption it starts it again, after scancel it does not\n    {go_on}")
+        log.warning(f"SLURM ends job {job} ({state}); after preemption it starts it again, after scancel it does not\n    {go_on}")
         return code
     step = saved_step(run)
     if [start["step"] for start in facts["starts"][-2:]] == [step, step]:
-        console.error(f"job {job} is not requeued: two starts have not come beyond step {step}; more --time is needed\n    {go_on}")
+        log.error(f"job {job} is not requeued: two starts have not come beyond step {step}; more --time is needed\n    {go_on}")
         return code
     problem = "it was submitted with --no-requeue, or SLURM is configured so (JobRequeue=0)" if not may else _requeue(run, job, step)
     if problem:
-        console.warning(f"job {job} can not be requeued: {problem}\n    {go_on}")
+        log.warning(f"job {job} can not be requeued: {problem}\n    {go_on}")
     return code
 
 
@@ -109,7 +108,7 @@ def _state(job: str) -> tuple[str, bool]:
 def _requeue(run: rundir.RunDir, job: str, step: int) -> str:
     """Why it did not work, or nothing."""
     run.event("requeue", job=job, step=step)
-    console.info(f"SLURM job {job} is requeued and goes on at step {step}")
+    log.info(f"SLURM job {job} is requeued and goes on at step {step}")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # SLURM ends this start of the job at once
     status, text = scontrol("requeue", job)
     return text.strip() if status else ""

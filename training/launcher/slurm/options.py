@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from training.asked import MAX_RANKS, QUICKSTART
 from training.config.flags import ACTIONS, suggest
 from training.config.foreign_names import row_of
 from training.config.schema import FIELDS, kind
 from training.config.translate import RANKS as NUMBER
-from training.errors import Problem
+from training.core.errors import Problem
+from training.plan.cli_args import MAX_RANKS, QUICKSTART
 
 SCRIPT = "submit_job.sh"
 RANKS, MORE = "ranks-per-node", "sbatch"

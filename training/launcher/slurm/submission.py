@@ -18,14 +18,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from training import rundir
-from training.asked import QUICKSTART, ROOT, command
 from training.config import flags
 from training.config.schema import FIELDS, of_the_run
-from training.errors import Problem, UserError
-from training.launch import mode
-from training.request import Request, read
-from training.slurm import options, snapshot
+from training.core import rundir
+from training.core.errors import Problem, UserError
+from training.host import topology
+from training.launcher.slurm import code_snapshot, options
+from training.plan.cli_args import QUICKSTART, ROOT, command
+from training.plan.request import Request, read
 
 LAUNCHER = "launch_train.sh"
 LOG_NAME = "%x_%j.log"  # of the job: name and number
@@ -74,7 +74,7 @@ def check(line: options.Line, nodes: int, ranks: int, environ: Mapping[str, str]
 
 def outside(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without an allocation or a launcher that this command may stand in: the job gets its own."""
-    return {name: value for name, value in mode.clean(environ).items() if not name.startswith("SLURM_")}
+    return {name: value for name, value in topology.clean(environ).items() if not name.startswith("SLURM_")}
 
 
 def submission(args: list[str], environ: Mapping[str, str], installed: bool = True) -> tuple[Request, options.Line, int, int]:
@@ -119,9 +119,9 @@ def inside(args: list[str], environ: Mapping[str, str]) -> tuple[Request, option
 def freeze(request: Request, line: options.Line, nodes: int, ranks: int, job: str | None, environ: Mapping[str, str]) -> Frozen:
     """Make the run directory (or use that of the run to continue) and put everything there. `job`: the number of this job,
     None when it is still to be submitted."""
-    from training import plan_files  # needs the packages, as everything that may look at the machine
+    from training.plan import writer  # needs the packages, as everything that may look at the machine
 
-    run = request.resume_from or plan_files.new_run(request)
+    run = request.resume_from or writer.new_run(request)
     frozen = Frozen(_new_code(run))
     try:
         _write(frozen, request, line, nodes, ranks, job, environ)
@@ -141,7 +141,7 @@ def _write(
     frozen: Frozen, request: Request, line: options.Line, nodes: int, ranks: int, job: str | None, environ: Mapping[str, str]
 ) -> None:
     run = frozen.run
-    code = snapshot.take(ROOT, frozen.code, without=(request.experiments, request.logs))
+    code = code_snapshot.take(ROOT, frozen.code, without=(request.experiments, request.logs))
     (ROOT / "data").mkdir(exist_ok=True)
     (frozen.code / "data").symlink_to(ROOT / "data")  # texts that are prepared already
     request.logs.mkdir(parents=True, exist_ok=True)  # SLURM makes no folder for its log: the job would fail without a word

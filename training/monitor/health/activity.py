@@ -6,13 +6,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from training import heartbeat
-from training.heartbeat import Beat
-from training.inspect.target import Target
-from training.rundir import RunDir
-from training.watch.sight import collectives, proc
-from training.watch.sight.proc import Process
-from training.watch.sight.sampling import IDLE_SHARE, Course, Sample, courses, take
+from training.core import heartbeat
+from training.core.heartbeat import Beat
+from training.core.rundir import RunDir
+from training.monitor.health.target import Target
+from training.watchdog.probes import flight_recorder, procfs
+from training.watchdog.probes.procfs import Process
+from training.watchdog.probes.sampling import IDLE_SHARE, Course, Sample, courses, take
 
 LEAST_S, LOOK_S, MOST_S = 1.0, 2.0, 30.0  # a look takes so long at least; usually; for long steps
 STEPS = 3  # usual ones that are waited for
@@ -81,7 +81,7 @@ def at_heartbeats(target: Target, usual_step_s: float | None) -> Looked:
         time.sleep(EVERY_S)
         now, seconds = _beats(run, target), time.monotonic() - begun
         for rank, pid in target.pids.items():
-            states[rank] += process.state if (process := proc.look(pid)) else "Z"
+            states[rank] += process.state if (process := procfs.look(pid)) else "Z"
         motions = {
             rank: Motion(rank, target.pids.get(rank), first.get(rank), now.get(rank), states.get(rank, ""))
             for rank in range(target.world or len(target.pids))
@@ -95,7 +95,7 @@ def at_heartbeats(target: Target, usual_step_s: float | None) -> Looked:
         if seconds >= limit + MORE_S:
             break
     for rank, before in processes.items():
-        if before and (after := proc.look(before.pid)):
+        if before and (after := procfs.look(before.pid)):
             motions[rank] = replace(motions[rank], cpu=(after.cpu_s - before.cpu_s) / seconds)
     return Looked(motions, seconds)
 
@@ -112,7 +112,7 @@ def _beats(run: RunDir, target: Target) -> dict[int, Beat]:
 
 
 def _processes(pids: Mapping[int, int]) -> dict[int, Process | None]:
-    return {rank: proc.look(pid) for rank, pid in pids.items()}
+    return {rank: procfs.look(pid) for rank, pid in pids.items()}
 
 
 def at_processes(target: Target, seconds: float) -> Looked:
@@ -152,5 +152,5 @@ def _calls(target: Target) -> dict[int, int]:
     """rank → how many collectives it has asked for so far; a script under our launcher tells, others do not."""
     if target.run is None:
         return {}
-    found = {rank: collectives.read(target.run.ranks, rank) for rank in target.pids}
-    return collectives.counts({rank: calls for rank, calls in found.items() if calls is not None})
+    found = {rank: flight_recorder.read(target.run.ranks, rank) for rank in target.pids}
+    return flight_recorder.counts({rank: calls for rank, calls in found.items() if calls is not None})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from training.core.jsonl import dig, text
 from training.host import gpus
 from training.host.gpus import Gpu, Machine
-from training.inspect.check import BAD, OK, UNKNOWN, WARN, Check, alike, numbers
-from training.inspect.target import Target
-from training.monitor import machine
-from training.monitor.records import dig, text
-from training.watch.sight import proc
+from training.monitor import host_stats
+from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, Check, alike, numbers
+from training.monitor.health.target import Target
+from training.watchdog.probes import procfs
 
 NAME = "GPUs"
 GIB = 1 << 30
@@ -20,7 +20,7 @@ def look(target: Target, seen: Machine) -> Places:
     found: Places = {}
     for gpu in seen.gpus:
         for process in gpu.processes:
-            rank = next((r for r, pid in target.pids.items() if machine.belongs(process.pid, {pid})), None)
+            rank = next((r for r, pid in target.pids.items() if host_stats.belongs(process.pid, {pid})), None)
             if rank is not None:
                 held = found.setdefault(rank, {})
                 held[gpu.index] = held.get(gpu.index, 0) + (process.used_bytes or 0)
@@ -92,7 +92,7 @@ def _guests(target: Target, seen: Machine, places: Places, on: dict[int, int], s
     ]
     for gpu in seen.gpus:
         for process in gpu.processes if gpu.index in on.values() else ():
-            if not machine.belongs(process.pid, set(target.pids.values())):
+            if not host_stats.belongs(process.pid, set(target.pids.values())):
                 size = f" with {process.used_bytes / GIB:.1f} GiB" if process.used_bytes is not None else ""
                 owner = f" of {process.user}" if process.user != "-" else ""
                 notes.append(f"GPU {gpu.index}: a process{owner} that is not of this training, pid {process.pid}{size}")
@@ -107,9 +107,9 @@ def _nobody(target: Target, seen: Machine, needed: bool, begun: bool) -> Check:
     visible = [process for gpu in seen.gpus for process in gpu.processes]
     if any(gpu.mig for gpu in seen.gpus) or all(gpu.use_percent is None for gpu in seen.gpus):
         return Check(NAME, UNKNOWN, "not known: the driver does not tell which processes compute (MIG, an old driver)")
-    if visible and not any(proc.look(process.pid) for process in visible):
+    if visible and not any(procfs.look(process.pid) for process in visible):
         return Check(NAME, UNKNOWN, "not known: the driver tells the host's process numbers, which are others in this container")
-    opened = any(proc.uses_gpu(pid) for pid in target.pids.values())
+    opened = any(procfs.uses_gpu(pid) for pid in target.pids.values())
     if opened:
         return Check(NAME, UNKNOWN, "not known: the ranks have a GPU open, and the driver does not name them")
     if needed and begun:

@@ -7,23 +7,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from training.errors import Exit, UserError
-from training.inspect import facts, logs, looks, places, rows, steps, target
-from training.inspect.check import BAD, OK, UNKNOWN, WARN, Check
-from training.inspect.looks import Looked
-from training.inspect.target import Target
-from training.monitor import machine
-from training.monitor.records import dig
+from training.core.errors import Exit, UserError
+from training.core.jsonl import dig
+from training.core.rundir import RunDir
+from training.monitor import host_stats
+from training.monitor.health import activity, gpu_placement, logs, progress_checks, rank_table, run_checks, target
+from training.monitor.health.activity import Looked
+from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, Check
+from training.monitor.health.target import Target
 from training.monitor.state import DIED, ENDED, FINISHED, State, Watch
-from training.rundir import RunDir
-from training.watch import standstill
-from training.watch.finding import Finding
+from training.watchdog import stall_detector
+from training.watchdog.hang_report import Finding
 
 YES, NO, CAN_NOT_TELL, HAS_ENDED = "yes", "no", "unknown", "ended"
 WORDS = {YES: "YES", NO: "NO", CAN_NOT_TELL: "CAN NOT TELL", HAS_ENDED: "IT HAS ENDED"}
 # Whom a BAD one decides the first line before the others, and which must be known for a YES.
-ORDER = (steps.PROCESSES, steps.STEPS, places.NAME, "loss", "data", "parameters")
-DECIDING = (steps.PROCESSES, steps.STEPS)
+ORDER = (progress_checks.PROCESSES, progress_checks.STEPS, gpu_placement.NAME, "loss", "data", "parameters")
+DECIDING = (progress_checks.PROCESSES, progress_checks.STEPS)
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Report:
 
 def of_run(run: RunDir) -> Report:
     """Raises UserError when the run goes on where it can not be looked at."""
-    shared = machine.Shared()
+    shared = host_stats.Shared()
     watch = Watch(run, shared=shared)
     state = watch.read(0.0)
     host = target.other_host(run)
@@ -65,11 +65,11 @@ def of_run(run: RunDir) -> Report:
 
 def of_process(pid: int) -> Report:
     """Raises UserError."""
-    found, shared = target.of_process(pid), machine.Shared()
+    found, shared = target.of_process(pid), host_stats.Shared()
     return _look(found, Watch(found.run, shared=shared) if found.run else None, shared)
 
 
-def _look(found: Target, watch: Watch | None, shared: machine.Shared) -> Report:
+def _look(found: Target, watch: Watch | None, shared: host_stats.Shared) -> Report:
     before = watch.read(0.0) if watch else None
     told = None if found.beats else logs.watch(found, shared)
     log = told.read(0.0) if told else None
@@ -77,33 +77,33 @@ def _look(found: Target, watch: Watch | None, shared: machine.Shared) -> Report:
     verdict: Finding | str = ""
     if found.beats and before is not None:
         usual = before["training"]["step_ms_p95"]
-        seen = looks.at_heartbeats(found, usual / 1000 if usual else None)
+        seen = activity.at_heartbeats(found, usual / 1000 if usual else None)
     else:
         seen, verdict = _at_processes(found)
     state = watch.read() if watch else None
     if found.run and found.pids and state and (report := _ended(found.run, state)) is not None:
         return report
-    gpus, _ = shared.answer(looks.LOOK_S, found.run.path if found.run else Path())
-    held, wanted = places.look(found, gpus), places.expected(found, gpus)
-    on = places.own(found, held, wanted)
+    gpus, _ = shared.answer(activity.LOOK_S, found.run.path if found.run else Path())
+    held, wanted = gpu_placement.look(found, gpus), gpu_placement.expected(found, gpus)
+    on = gpu_placement.own(found, held, wanted)
     later = told.read(0.0) if told else None
-    happened = facts.events(found.run) if found.run else []
-    checks = [steps.processes(found, seen)]
+    happened = run_checks.events(found.run) if found.run else []
+    checks = [progress_checks.processes(found, seen)]
     if found.beats and state is not None:
-        checks.append(steps.of_run(found, seen, state))
+        checks.append(progress_checks.of_run(found, seen, state))
         begun = any(m.after and m.after.first_step for m in seen.motions.values())
-        checks.append(places.check(found, gpus, begun=begun))
-        checks += facts.of_run(found, seen, state, happened)
-        checks += facts.attention(state)
+        checks.append(gpu_placement.check(found, gpus, begun=begun))
+        checks += run_checks.of_run(found, seen, state, happened)
+        checks += run_checks.attention(state)
     else:
-        records = {g["index"]: g for g in machine.gpu_records(gpus, set(found.pids.values()), set())}
+        records = {g["index"]: g for g in host_stats.gpu_records(gpus, set(found.pids.values()), set())}
         theirs = {rank: records[on.get(rank, wanted.get(rank, -1))] for rank in found.pids if on.get(rank, wanted.get(rank)) in records}
-        checks.append(steps.of_processes(seen, verdict, theirs, logs_on=_went_on(log, later)))
-        checks.append(places.check(found, gpus, begun=True))
-        checks += facts.of_script(log, later)
-        checks += facts.findings(happened) if found.run else []
+        checks.append(progress_checks.of_processes(seen, verdict, theirs, logs_on=_went_on(log, later)))
+        checks.append(gpu_placement.check(found, gpus, begun=True))
+        checks += run_checks.of_script(log, later)
+        checks += run_checks.findings(happened) if found.run else []
     answer, text, code = _judge(found, checks, state if found.beats else later)
-    return Report(answer, text, code, checks, rows.of(found, seen, state, held, on), found, found.run, state, seen.seconds)
+    return Report(answer, text, code, checks, rank_table.of(found, seen, state, held, on), found, found.run, state, seen.seconds)
 
 
 def _went_on(before: State | None, after: State | None) -> bool:
@@ -113,13 +113,13 @@ def _went_on(before: State | None, after: State | None) -> bool:
 
 def _at_processes(found: Target) -> tuple[Looked, Finding | str]:
     """What looks like a standstill is looked at again, for longer: a second without a move happens to anybody."""
-    seen = looks.at_processes(found, looks.LOOK_S)
-    verdict = standstill.judge(seen.samples, {})
-    again = isinstance(verdict, Finding) or verdict.startswith((standstill.QUIET, standstill.LOOPS))
+    seen = activity.at_processes(found, activity.LOOK_S)
+    verdict = stall_detector.judge(seen.samples, {})
+    again = isinstance(verdict, Finding) or verdict.startswith((stall_detector.QUIET, stall_detector.LOOPS))
     if again and not any(m.stopped or m.gone for m in seen.motions.values()):
-        later = looks.at_processes(found, looks.MORE_S)
-        joined = looks.join(seen, later)
-        return joined, standstill.judge(joined.samples, {})
+        later = activity.at_processes(found, activity.MORE_S)
+        joined = activity.join(seen, later)
+        return joined, stall_detector.judge(joined.samples, {})
     return seen, verdict
 
 
@@ -149,7 +149,7 @@ def _last_step(state: State | None) -> str:
     if state is None or state["training"]["last_step_unix_s"] is None or state["progress"]["step"] is None:
         return ""
     age = max(0.0, time.time() - state["training"]["last_step_unix_s"])
-    return f" (step {state['progress']['step']}, {f'{age:.1f} s' if age < 10 else facts.duration(age)} ago)"
+    return f" (step {state['progress']['step']}, {f'{age:.1f} s' if age < 10 else run_checks.duration(age)} ago)"
 
 
 def _ended(run: RunDir, state: State) -> Report | None:
@@ -161,14 +161,14 @@ def _ended(run: RunDir, state: State) -> Report | None:
     total = f" of {progress['total_steps']}" if progress["total_steps"] else ""
     ago = state["time_unix_s"] - (state["run"]["ended_unix_s"] or state["time_unix_s"])
     reason = f": {state['run']['reason']}" if state["run"]["reason"] else ""
-    text = f"{how} at step {progress['step']}{total}, {facts.duration(max(0.0, ago))} ago{reason}"
-    checks = [facts.loss(state)]
+    text = f"{how} at step {progress['step']}{total}, {run_checks.duration(max(0.0, ago))} ago{reason}"
+    checks = [run_checks.loss(state)]
     found = state["checkpoint"]
     if found is not None:
         checks.append(Check("checkpoint", OK, f"step {found['step']}: {found['path']}"))
-    happened = facts.findings(facts.events(run))
+    happened = run_checks.findings(run_checks.events(run))
     code = Exit.DONE if how == FINISHED else Exit.HANG
-    return Report(HAS_ENDED, text, code, [*checks, *happened], rows.at_the_end(state), None, run, state)
+    return Report(HAS_ENDED, text, code, [*checks, *happened], rank_table.at_the_end(state), None, run, state)
 
 
 def _without_ranks(run: RunDir, watch: Watch, error: UserError) -> Report:
@@ -181,5 +181,5 @@ def _without_ranks(run: RunDir, watch: Watch, error: UserError) -> Report:
         text = f"its supervisor (pid {pid}) lives, and no rank yet: it starts them, or starts them again"
     else:
         text = state["run"]["reason"] or error.problems[0].what
-    check = Check(steps.PROCESSES, UNKNOWN, error.problems[0].what)
+    check = Check(progress_checks.PROCESSES, UNKNOWN, error.problems[0].what)
     return Report(CAN_NOT_TELL, text, Exit.RESOURCES, [check], [], None, run, state)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from training.errors import UserError
-from training.inspect.target import Target
-from training.monitor.foreign.watch import LogWatch
-from training.monitor.machine import Shared
-from training.monitor.records import text
+from training.core.errors import UserError
+from training.core.jsonl import text
+from training.monitor.health.target import Target
+from training.monitor.host_stats import Shared
+from training.monitor.log_parsers.watch import LogWatch
 
 
 def watch(target: Target, shared: Shared) -> LogWatch | None:

@@ -6,12 +6,12 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from training import runs
-from training.errors import Problem, UserError
-from training.rundir import RunDir
+from training.core import find_run
+from training.core.errors import Problem, UserError
+from training.core.rundir import RunDir
 
-COMMAND = "python -m training.inspect"
-ASKER = runs.Asker("RUN", f"{COMMAND} ", COMMAND)
+COMMAND = "python -m training.cli.inspect"
+ASKER = find_run.Asker("RUN", f"{COMMAND} ", COMMAND)
 EVERY_S, EVERY_RANGE_S = 10.0, (1.0, 3600.0)
 FLAGS = ("--pid=PID", "--json", "--watch[=SECONDS]", "--help")
 TAKES_VALUE = {"pid": True, "run": True, "json": False, "watch": True, "help": False}
@@ -67,7 +67,7 @@ def parse(argv: list[str]) -> Options:
         problems.append(Problem(f"both a run ({named[0]!r}) and --pid are given", "one of them", fixes))
     if problems and not options.help:
         raise UserError(problems)
-    return replace(options, run="" if named == [runs.LATEST] else "".join(named))
+    return replace(options, run="" if named == [find_run.LATEST] else "".join(named))
 
 
 def _seconds(value: str) -> float | None:
@@ -78,10 +78,10 @@ def _seconds(value: str) -> float | None:
     return seconds if EVERY_RANGE_S[0] <= seconds <= EVERY_RANGE_S[1] else None
 
 
-def find(wanted: str, root: Path = runs.ROOT) -> RunDir:
+def find(wanted: str, root: Path = find_run.ROOT) -> RunDir:
     """The run of that name or folder; "": the newest. Raises UserError."""
     try:
-        return runs.find(wanted or None, root / runs.EXPERIMENTS, ASKER)
+        return find_run.find(wanted or None, root / find_run.EXPERIMENTS, ASKER)
     except UserError as error:
         if wanted.isdecimal():
             error.problems[0].fixes.insert(0, f"{COMMAND} --pid={wanted}")

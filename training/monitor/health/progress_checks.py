@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from training.heartbeat import FINISHED, Beat, kind
-from training.inspect import looks
-from training.inspect.check import BAD, OK, UNKNOWN, Check, alike, numbers, span
-from training.inspect.looks import Looked, Motion
-from training.inspect.target import Target
+from training.core import phases
+from training.core.heartbeat import FINISHED, Beat, kind
+from training.monitor.health import activity
+from training.monitor.health.activity import Looked, Motion
+from training.monitor.health.check import BAD, OK, UNKNOWN, Check, alike, numbers, span
+from training.monitor.health.target import Target
 from training.monitor.state import State
-from training.watch import native, phases, standstill
-from training.watch.finding import Finding
-from training.watch.sight.sampling import IDLE_SHARE
-from training.watch.sight.stacks import own
+from training.watchdog import heartbeat_watchdog, stall_detector
+from training.watchdog.hang_report import Finding
+from training.watchdog.probes.sampling import IDLE_SHARE
+from training.watchdog.probes.stacks import own
 
 PROCESSES, STEPS = "processes", "steps"
 # A GPU that computes draws more than this share of its limit; one that spins in a collective has full use all the same.
@@ -103,7 +104,7 @@ def of_processes(looked: Looked, verdict: Finding | str, gpus: dict[int, State],
     if counted and all(calls and calls[1] > calls[0] for calls in counted):
         return Check(STEPS, OK, proof)
     if isinstance(verdict, Finding):
-        waits_for_gpu = verdict.rank is None and standstill.on_gpu(verdict)
+        waits_for_gpu = verdict.rank is None and stall_detector.on_gpu(verdict)
         if waits_for_gpu and (logs_on or all(_computes(gpus.get(rank)) for rank in motions)):
             return Check(STEPS, OK, f"{proof}; all wait for their GPUs, which compute")
         if waits_for_gpu:
@@ -112,8 +113,8 @@ def of_processes(looked: Looked, verdict: Finding | str, gpus: dict[int, State],
             return Check(STEPS, UNKNOWN, text, headline=headline)
         return Check(STEPS, BAD, verdict.sentence(), (verdict.rank,) if verdict.rank is not None else (), _headline(verdict))
     idle = sorted(set(motions) - set(work))
-    unsure = verdict.startswith((standstill.BLIND, standstill.QUIET, standstill.LOOPS, standstill.PAUSED))
-    if verdict.startswith(standstill.BLIND) and not idle:
+    unsure = verdict.startswith((stall_detector.BLIND, stall_detector.QUIET, stall_detector.LOOPS, stall_detector.PAUSED))
+    if verdict.startswith(stall_detector.BLIND) and not idle:
         return Check(STEPS, UNKNOWN, f"{proof}; {verdict}", headline=f"the ranks use their CPUs, but may not be looked into: {verdict}")
     if unsure or idle:
         return Check(STEPS, UNKNOWN, f"{proof}; {verdict}", tuple(idle), headline=verdict)
@@ -136,7 +137,7 @@ def _overdue(target: Target) -> Finding | None:
     plan, run = target.plan, target.run
     if run is None or not target.pids or not {"compile", "config", "ranks"} <= set(plan):
         return None
-    return native.look_once(run, plan, target.pids, looks.MORE_S)
+    return heartbeat_watchdog.look_once(run, plan, target.pids, activity.MORE_S)
 
 
 def _steps(m: Motion) -> str:
@@ -176,7 +177,7 @@ def _work(m: Motion, gpu: State | None) -> str:
         found.append(f"collective {m.calls[0]} → {m.calls[1]}")
     if c is None:
         return ""
-    if standstill.waits(c):
+    if stall_detector.waits(c):
         return ", ".join(found)
     if c.own_cpu > IDLE_SHARE:
         found.append(f"{100 * c.own_cpu:.0f} % of a core")
@@ -201,7 +202,7 @@ def _shown(motions: dict[int, Motion], work: dict[int, str]) -> str:
 
 
 def _no_work(m: Motion) -> str:
-    name = standstill.waits(m.course) if m.course else None
+    name = stall_detector.waits(m.course) if m.course else None
     return f"waits in {name}" if name else "shows no work" if m.course else "has ended"
 
 

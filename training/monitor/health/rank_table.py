@@ -6,18 +6,18 @@ import re
 from pathlib import Path
 from typing import Any
 
-from training.inspect import places, steps
-from training.inspect.looks import Looked, Motion
-from training.inspect.target import Target
+from training.monitor.health import gpu_placement, progress_checks
+from training.monitor.health.activity import Looked, Motion
+from training.monitor.health.target import Target
 from training.monitor.state import State
-from training.watch import standstill
+from training.watchdog import stall_detector
 
 Row = dict[str, Any]
 _RESIDENT = re.compile(r"^VmRSS:\s*(\d+) kB", re.MULTILINE)
 STATES = {"R": "running", "S": "sleeping", "D": "blocked in I/O", "T": "stopped", "t": "held by a debugger", "Z": "ended"}
 
 
-def of(target: Target, looked: Looked, state: State | None, held: places.Places, on: dict[int, int]) -> list[Row]:
+def of(target: Target, looked: Looked, state: State | None, held: gpu_placement.Places, on: dict[int, int]) -> list[Row]:
     """One for each rank that should be there."""
     recorded = {r["rank"]: r for r in state["ranks"]} if state else {}
     return [
@@ -27,7 +27,7 @@ def of(target: Target, looked: Looked, state: State | None, held: places.Places,
 
 
 def _row(target: Target, m: Motion, recorded: Row, held: dict[int, int], gpu: int | None) -> Row:
-    waits = standstill.waits(m.course) if m.course else None
+    waits = stall_detector.waits(m.course) if m.course else None
     gpu_bytes = held.get(gpu) if gpu is not None else None
     return {
         "rank": m.rank,
@@ -39,7 +39,7 @@ def _row(target: Target, m: Motion, recorded: Row, held: dict[int, int], gpu: in
         "epoch": m.after.epoch if m.after else None,
         "step_before": m.before.step if m.before else None,
         "step": m.after.step if m.after else None,
-        "where": steps.where(m),
+        "where": progress_checks.where(m),
         "waits_in": waits,
         "collectives_before": m.calls[0] if m.calls else None,
         "collectives": m.calls[1] if m.calls else None,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from training.inspect.answer import CAN_NOT_TELL, HAS_ENDED, NO, YES, Report
-from training.inspect.check import BAD, OK, UNKNOWN, WARN
-from training.inspect.facts import GIB
-from training.inspect.rows import Row
-from training.monitor.draw import STYLES, cells, clean
+from training.monitor.health.check import BAD, OK, UNKNOWN, WARN
+from training.monitor.health.health import CAN_NOT_TELL, HAS_ENDED, NO, YES, Report
+from training.monitor.health.rank_table import Row
+from training.monitor.health.run_checks import GIB
 from training.monitor.state import finite
+from training.monitor.term_text import STYLES, cells, clean
 
 SCHEMA_VERSION = 1
 MARKS = {OK: "ok", WARN: "warn", BAD: "bad", UNKNOWN: "?"}

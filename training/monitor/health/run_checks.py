@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from training import rundir
-from training.inspect.check import BAD, OK, UNKNOWN, WARN, Check, alike, span
-from training.inspect.looks import Looked
-from training.inspect.target import Target
-from training.monitor import draw, naming
-from training.monitor.records import dig, items, text, whole
+from training.core import metric_units, rundir
+from training.core.jsonl import dig, items, text, whole
+from training.core.rundir import RunDir
+from training.monitor import term_text
+from training.monitor.health.activity import Looked
+from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, Check, alike, span
+from training.monitor.health.target import Target
 from training.monitor.state import State
-from training.rundir import RunDir
 
 GIB = 1 << 30
 SHOWN = 3  # findings
@@ -62,7 +62,7 @@ def of_script(before: State | None, after: State | None) -> list[Check]:
 def speed(state: State) -> Check:
     """What each rank needs for its own part of a step; the one that all wait for is named."""
     own = {r["rank"]: r["own_ms_median"] for r in state["ranks"] if r["own_ms_median"] is not None}
-    rate, step = naming.speed(state["training"]), state["training"]["step_ms_median"]
+    rate, step = metric_units.speed(state["training"]), state["training"]["step_ms_median"]
     if step is None:
         return Check("speed", UNKNOWN, "no step is recorded yet")
     whole_step = f"a step takes {step:.0f} ms"
@@ -82,7 +82,7 @@ def data(target: Target, happened: list[Event]) -> Check:
     reports = [r for r in items(dig(event, "ranks")) if isinstance(r, dict)]
     if event is None or not reports:
         return Check("data", UNKNOWN, "no rank has shown its share of the data yet (event 'shards')")
-    pieces = naming.pieces(target.plan)
+    pieces = metric_units.pieces(target.plan)
     epoch, proven, world = event.get("epoch"), whole(event.get("proven_sequences")), target.world
     sizes = {r.get("rank"): whole(r.get("dataset_sequences")) for r in reports}
     counts, batches = [whole(r.get("count")) or 0 for r in reports], [whole(r.get("batches")) or 0 for r in reports]
@@ -130,7 +130,7 @@ def loss(state: State) -> Check:
     more = "" if norm is None else f", gradient norm {norm:.3g}"
     if norm is not None and not math.isfinite(norm):
         return Check("loss", BAD, f"gradient norm {norm} at step {progress['step']}")
-    return Check("loss", OK, f"{draw.decimal(value)}{unit} at step {progress['step']}, finite{more}")
+    return Check("loss", OK, f"{term_text.decimal(value)}{unit} at step {progress['step']}, finite{more}")
 
 
 def memory(state: State) -> Check:

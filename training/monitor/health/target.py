@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from training import rundir
-from training.errors import Exit, Problem, UserError
-from training.inspect.options import COMMAND
-from training.monitor.records import dig, items, read_object, text, whole
-from training.rundir import RunDir
-from training.watch import ranks
-from training.watch.sight import proc
+from training.core import rundir
+from training.core.errors import Exit, Problem, UserError
+from training.core.jsonl import dig, items, read_object, text, whole
+from training.core.rundir import RunDir
+from training.monitor.health.options import COMMAND
+from training.watchdog import discovery
+from training.watchdog.probes import procfs
 
 # All that is ever taken from the environment of a process: others may hold secrets.
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES")
@@ -63,14 +63,14 @@ class Target:
 
 def variables(pid: int) -> dict[str, str]:
     """Those of VARIABLES that the process was started with."""
-    found = proc.environment(pid)
+    found = procfs.environment(pid)
     return {name: found[name] for name in VARIABLES if name in found}
 
 
 def of_run(run: RunDir) -> Target:
     """A run with living ranks. Raises UserError when none lives on this machine."""
     plan = read_object(run.plan) or {}
-    pids = ranks.of_run(run.path)
+    pids = discovery.of_run(run.path)
     own, world = _own_plan(run, set(pids.values())) or plan, whole(plan.get("ranks"))
     here = max(whole(own.get("local_ranks")) or world or 0, len(pids))  # where SLURM starts each rank, each has planned for itself
     told = {rank: variables(pid) for rank, pid in pids.items()}
@@ -93,9 +93,9 @@ def elsewhere(run: RunDir) -> Target:
 def of_process(pid: int) -> Target:
     """The training to which this process belongs; a run of ours is recognised. Raises UserError."""
     try:
-        pids = ranks.of_process(pid)
+        pids = discovery.of_process(pid)
     except UserError as error:
-        protected = proc.look(pid) is not None and not os.access(f"/proc/{pid}/environ", os.R_OK)
+        protected = procfs.look(pid) is not None and not os.access(f"/proc/{pid}/environ", os.R_OK)
         raise UserError([_ours(problem) for problem in error.problems], Exit.RESOURCES if protected else error.code) from None
     for process in pids.values():
         if (run := _run_of(process)) is not None:
@@ -139,5 +139,5 @@ def _run_of(pid: int) -> RunDir | None:
 
 
 def _ours(problem: Problem) -> Problem:
-    fixes = [fix.replace(ranks.COMMAND, COMMAND) for fix in problem.fixes]
+    fixes = [fix.replace(discovery.COMMAND, COMMAND) for fix in problem.fixes]
     return Problem(problem.what, problem.allowed, fixes)

@@ -6,14 +6,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from training.diagnose import line as prefixes
-from training.diagnose import progress, traceback
-from training.diagnose.line import Line
-from training.monitor.foreign import lines
+from training.diagnose import log_line as prefixes
+from training.diagnose import progress_marks, traceback
+from training.diagnose.log_line import Line
+from training.monitor.log_parsers import line_parser
 
 FINISHED, FAILED = "finished", "failed"
 SHOWN = 300  # characters of an exception
-# How frameworks end, beyond what training.diagnose.progress knows.
+# How frameworks end, beyond what training.diagnose.progress_marks knows.
 _FINISHED = re.compile(
     r"\{'train_runtime': |^Total training time: |\bEnd of training\b|\[after training is done\]|\bTraining completed?\b"
     r"|^training_seconds: +\d|`?Trainer\.fit`? stopped: `max_|^Minimum validation bpb: "
@@ -34,7 +34,7 @@ def read(end: str) -> tuple[str | None, str | None]:
     for number, raw in enumerate(segments):
         text, rank = prefixes.split(_plain(raw))
         read_lines.append(Line(number, text.rstrip(), rank, raw, number))
-    finished = _last(read_lines, lambda text: _FINISHED.search(text) is not None or progress.is_end(text))
+    finished = _last(read_lines, lambda text: _FINISHED.search(text) is not None or progress_marks.is_end(text))
     failure, place = _failure(read_lines)
     if failure is not None and place >= finished and _steps_after(read_lines, place) < GOES_ON:
         return FAILED, failure
@@ -44,19 +44,19 @@ def read(end: str) -> tuple[str | None, str | None]:
 
 
 def _plain(raw: str) -> str:
-    return lines.COLOUR.sub("", raw) if "\x1b" in raw else raw
+    return line_parser.COLOUR.sub("", raw) if "\x1b" in raw else raw
 
 
 def _last(found: list[Line], fits: Callable[[str], bool]) -> int:
     for one in reversed(found):
-        if len(one.text) < lines.LONG and fits(one.text):
+        if len(one.text) < line_parser.LONG and fits(one.text):
             return one.number
     return -1
 
 
 def _steps_after(found: list[Line], place: int) -> int:
     """Lines after it that tell progress; a bar at its end is painted again by many a program."""
-    facts = (lines.parse(one.raw) for one in found[place + 1 :])
+    facts = (line_parser.parse(one.raw) for one in found[place + 1 :])
     return sum(1 for fact in facts if fact and fact.tells and not fact.complete and not fact.scores)
 
 

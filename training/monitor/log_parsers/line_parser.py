@@ -6,10 +6,10 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from training.diagnose import line as prefixes
-from training.monitor.foreign import bars
-from training.monitor.foreign.names import BAR, FIELD, LOSSES, source_of
-from training.monitor.naming import EVALUATION, SPEEDS
+from training.core.metric_units import EVALUATION, SPEEDS
+from training.diagnose import log_line as prefixes
+from training.monitor.log_parsers import progress_bars
+from training.monitor.log_parsers.metric_names import BAR, FIELD, LOSSES, source_of
 
 LONG = 1000  # characters; of a longer line only the beginning is looked at
 GIB = 1 << 30
@@ -31,7 +31,7 @@ _MEGATRON_EVAL = re.compile(r"validation loss at (?:the end of training|iteratio
 _MEGATRON_MEMORY = re.compile(r"^\(after \d+ iterations\) memory \(MB\) .*max reserved: ([\d.]+)")
 _OWN_EVAL = re.compile(rf"Validation: ({_NUMBER}) (bits/byte|bits per byte|dB)")
 _OWN_BITS = re.compile(rf"Loss: (?:{_NUMBER}) bits/byte")
-_LAST_WORDS = re.compile(r"Loss  \S+ → ")  # `Loss       0.0523 → 0.0041; validation psnr 27.1 → 29.8 dB`, see training.summary
+_LAST_WORDS = re.compile(r"Loss  \S+ → ")  # `Loss       0.0523 → 0.0041; validation psnr 27.1 → 29.8 dB`, see training.trainer.summary
 # `Validation: acc 0.9123, wer 0.2`, `Validation: PSNR 29.81 dB (+1.20 over the input), SSIM 0.9123`
 _OWN_SCORES = re.compile(rf"(?:Validation:|,) (\w+) ({_NUMBER})(?: dB)?(?: \([^()]*\))?(?=,|$)")
 _OWN_RATE = re.compile(r", (\d[\d.]*) (?!tokens)\w+/s$")  # a task may have a word of its own for its samples
@@ -103,11 +103,11 @@ def parse(raw: str, offset: int = 0) -> Fact | None:
     """None: the line tells nothing of a training's progress."""
     if not HINT.search(raw):
         return None
-    nested = raw.rstrip().endswith(bars.NESTED)
+    nested = raw.rstrip().endswith(progress_bars.NESTED)
     plain = COLOUR.sub("", raw) if "\x1b" in raw else raw
     text, rank = prefixes.split(_GAP.sub("  ", plain[:LONG]).strip())
     text = text.strip()
-    if bar := bars.find(text):
+    if bar := progress_bars.find(text):
         # A dict of Hugging Face's and a bar never share a segment; what stands beside a bar is read like any other text.
         return None if bar.other or nested else _of_bar(text, bar, Fact(offset, rank))
     fact = Fact(offset, rank)
@@ -135,7 +135,7 @@ def _special(text: str, fact: Fact) -> None:
     if fact.source == "Duet" and fact.samples_per_s is None and (found := _OWN_RATE.search(text)):
         fact.samples_per_s = _float(found[1])
     if fact.eta_s is None and (found := _ETA.search(text)):
-        fact.eta_s = bars.seconds(found[1])
+        fact.eta_s = progress_bars.seconds(found[1])
     if fact.total is None and (found := _PERCENT.match(text)):
         fact.percent = _float(found[1])
     fact.bits = fact.source == "Duet" and bool(_OWN_BITS.search(text))
@@ -161,7 +161,7 @@ def _stamp(plain: str, fact: Fact) -> None:
     fact.time = prefixes.time_of(plain) if plain[:40].count(":") >= 2 else None
 
 
-def _of_bar(text: str, bar: bars.Bar, fact: Fact) -> Fact:
+def _of_bar(text: str, bar: progress_bars.Bar, fact: Fact) -> Fact:
     fact.bar = True
     if bar.of_epochs:
         fact.epoch, fact.epochs = float(bar.done), bar.total

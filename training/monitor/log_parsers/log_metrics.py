@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from training.monitor.foreign import lines, names
-from training.monitor.foreign.names import BAR
-from training.monitor.foreign.tally import Tally
-from training.monitor.foreign.text import Piece, Text
+from training.monitor.log_parsers import line_parser, metric_names
+from training.monitor.log_parsers.aggregator import Tally
+from training.monitor.log_parsers.log_tail import Piece, Text
+from training.monitor.log_parsers.metric_names import BAR
 
 NEAR = 5  # segments from the end of the log
 ZONE_S = 900.0  # time zones are apart by quarters of an hour
@@ -40,7 +40,7 @@ class Figures:
     def source(self) -> str | None:
         """The framework that its lines tell; where only a bar is known, what it says around them."""
         found = self.tally.source
-        return found if found not in (None, BAR) else names.source_around(self.text.start + "\n" + self.text.end) or found
+        return found if found not in (None, BAR) else metric_names.source_around(self.text.start + "\n" + self.text.end) or found
 
     def training(self) -> dict[str, Any]:
         return self.tally.training() | {"last_step_unix_s": self._last_step}
@@ -84,9 +84,9 @@ class Figures:
         """Of a place in the middle one line of progress is enough, with the bar that stands right after it."""
         if piece.gap:
             self.tally.gap()
-        told, columns = False, lines.columns(self.text.start)
+        told, columns = False, line_parser.columns(self.text.start)
         for offset, raw in piece.segments:
-            fact = lines.parse(lines.of_row(raw, columns) if columns else raw, offset)
+            fact = line_parser.parse(line_parser.of_row(raw, columns) if columns else raw, offset)
             if fact is None:
                 continue
             if piece.brief and told and not fact.bar:

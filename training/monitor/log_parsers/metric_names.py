@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from training.monitor.naming import NATS
+from training.core.metric_units import NATS
 
 BAR = "tqdm"  # any program may use it
 # The earlier name of a loss is preferred where a line has several.

@@ -10,12 +10,12 @@ import stat
 import time
 from pathlib import Path
 
-from training.errors import Problem, UserError
-from training.monitor import alerts, machine
-from training.monitor.draw import clock, duration
-from training.monitor.foreign import ending
-from training.monitor.foreign.figures import Figures
+from training.core.errors import Problem, UserError
+from training.monitor import alerts, host_stats
+from training.monitor.log_parsers import end_detection
+from training.monitor.log_parsers.log_metrics import Figures
 from training.monitor.state import CURVE_POINTS, FAILED, FINISHED, GPU_PATIENCE_S, LOG_LINES, RUNNING, SCHEMA_VERSION, STARTING, State
+from training.monitor.term_text import clock, duration
 
 SILENT = "silent"  # nothing comes any more, and nothing says how it ended
 RECENT_S = 60.0  # written to so lately, or within some of its usual intervals: it runs
@@ -26,11 +26,11 @@ EMPTY = "no output yet: the log is empty"
 class LogWatch:
     """Looks at one log again and again; a look costs only what is new. Raises UserError for what can not be read."""
 
-    def __init__(self, log: Path, shared: machine.Shared | None = None) -> None:
+    def __init__(self, log: Path, shared: host_stats.Shared | None = None) -> None:
         _readable(log)
         self.log = log
         self._figures = Figures(log)
-        self._machine = shared or machine.Shared()
+        self._machine = shared or host_stats.Shared()
 
     def read(self, patience_s: float = GPU_PATIENCE_S) -> State:
         """One look; `patience_s`: how long the GPU driver may keep it waiting."""
@@ -71,7 +71,7 @@ class LogWatch:
             "loss_curve": told.loss_curve(CURVE_POINTS),
             "speed_curve": {"points": []},
             "ranks": [],
-            "gpus": machine.gpu_records(gpus, set(writers), set()),
+            "gpus": host_stats.gpu_records(gpus, set(writers), set()),
             "gpus_reason": gpus.reason,
             "system": host,
             "warnings": [],
@@ -87,9 +87,9 @@ class LogWatch:
         text, tally = self._figures.text, self._figures.tally
         if not text.there:
             return SILENT, "the log is gone"
-        how, why = (None, None) if text.binary else ending.read(text.end)
+        how, why = (None, None) if text.binary else end_detection.read(text.end)
         if how and not writers:
-            return (FINISHED, None) if how == ending.FINISHED else (FAILED, why)
+            return (FINISHED, None) if how == end_detection.FINISHED else (FAILED, why)
         unknown = "it is no text" if text.binary else EMPTY if not text.size else None if tally.facts else UNKNOWN
         lives = writers or grown or -RECENT_S < now - text.mtime < max(RECENT_S, alerts.LATE_LINES * (tally.interval_s() or 0))
         if lives and not text.size:

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from training import rundir
-from training.communication import verdicts
-from training.report.charts import Chart
+from training.core import rundir
+from training.host import p2p_cache
+from training.monitor.report.charts import Chart
 
 PACKAGE = "vl-convert-python"
 VERSION = "6.4"  # of Vega-Lite
@@ -47,7 +47,7 @@ def picture(chart: Chart) -> str:
 
 def program(environ: Mapping[str, str] = os.environ) -> str:
     """JavaScript that makes `vegaEmbed` known to a page. To put it together takes a second, so it is kept in the user's cache."""
-    folder = verdicts.path(environ)
+    folder = p2p_cache.path(environ)
     kept = folder.with_name(f"vega-{vl_convert.__version__}.js") if folder else None  # type: ignore[attr-defined]
     if kept is not None:
         try:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from training.report.curves import Curve, Place
+from training.monitor.report.series import Curve, Place
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 WIDE, HALF, TALL, LOW = 900, 436, 260, 170  # pixels of a picture; of the area in which a chart draws

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from training.config.schema import of_the_run
-from training.monitor import naming
-from training.monitor.draw import count, decimal, milliseconds
-from training.monitor.records import dig, number, text
-from training.report import charts, figures, sections
-from training.report.charts import DOTS, LINE, Chart, Series
-from training.report.curves import Curve
-from training.report.html import Html, join, table, tag
-from training.report.page import Page, code
-from training.report.page import names as legend
-from training.report.run import Run
+from training.core import metric_units
+from training.core.jsonl import dig, number, text
+from training.monitor.report import charts, run_charts, sections
+from training.monitor.report.charts import DOTS, LINE, Chart, Series
+from training.monitor.report.html import Html, join, table, tag
+from training.monitor.report.page import Page, code
+from training.monitor.report.page import names as legend
+from training.monitor.report.run import Run
+from training.monitor.report.series import Curve
+from training.monitor.term_text import count, decimal, milliseconds
 
 HINT = "Move the mouse over a curve for its values. Drag to move, Ctrl + wheel to zoom, double click to go back; click a run to hide it."
 SMOOTHED = "the running median"
@@ -62,16 +62,16 @@ def _figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
     """Of each column the best value is marked (of the runs of one task), where there is more than one and not all are equal."""
     columns: list[Figure] = [("steps", lambda r: number(r.metrics.last.get("step")), lambda v: f"{v:,}", None)]
     for key in _scores(runs):
-        title, unit = figures.titled(key)
+        title, unit = run_charts.titled(key)
         named = f"best {title[0].lower()}{title[1:]}{f', {unit}' if unit else ''}"
-        columns.append((named, _best(key), decimal, naming.higher_is_better(key)))
+        columns.append((named, _best(key), decimal, metric_units.higher_is_better(key)))
     columns += [
         ("loss at end (running median)", _last_loss, decimal, False),
-        *((f"{unit}/s", _median(unit + naming.PER_S), count, True) for unit in _units(runs)),
+        *((f"{unit}/s", _median(unit + metric_units.PER_S), count, True) for unit in _units(runs)),
         ("time of a step", lambda r: r.metrics.median("step_ms"), milliseconds, False),
-        ("memory of a rank", lambda r: r.metrics.peak("memory_bytes"), lambda v: f"{v / figures.MIB:,.0f} MiB", False),
+        ("memory of a rank", lambda r: r.metrics.peak("memory_bytes"), lambda v: f"{v / run_charts.MIB:,.0f} MiB", False),
         *((unit, _trained(unit), count, None) for unit in _units(runs)),
-        ("time", lambda r: r.lasted_s, figures.lasted, None),
+        ("time", lambda r: r.lasted_s, run_charts.lasted, None),
     ]
     rows: list[list[object]] = []
     for i, (run, name) in enumerate(zip(runs, names, strict=True)):
@@ -99,7 +99,7 @@ def _best_of(runs: Sequence[Run], values: Sequence[float | None], task: str, *, 
 def _scores(runs: Sequence[Run]) -> list[str]:
     """Of any of them, without those of what a model is given."""
     keys = dict.fromkeys(key for run in runs for key in run.metrics.scores)
-    return [key for key in keys if not naming.of_the_input(key, keys)]
+    return [key for key in keys if not metric_units.of_the_input(key, keys)]
 
 
 def _best(key: str) -> Callable[[Run], float | None]:
@@ -119,7 +119,7 @@ def _trained(unit: str) -> Callable[[Run], float | None]:
 
 
 def _last_loss(run: Run) -> float | None:
-    at = figures.ends(run)
+    at = run_charts.ends(run)
     return at[1] if at else None
 
 
@@ -139,14 +139,16 @@ def _losses(runs: Sequence[Run], names: Sequence[str]) -> list[Chart | None]:
 
 
 def _loss(runs: Sequence[Run], names: Sequence[str], task: str, title: str) -> Chart | None:
-    units = {figures.display(run)[1] for run in runs if run.metrics.steps and run.task == task}
+    units = {run_charts.display(run)[1] for run in runs if run.metrics.steps and run.task == task}
     unit = units.pop() if len(units) == 1 else ""
-    series = _each(runs, names, lambda run: figures.losses(run) if run.task == task and "loss" in run.metrics.curves else None, ends=True)
+    series = _each(
+        runs, names, lambda run: run_charts.losses(run) if run.task == task and "loss" in run.metrics.curves else None, ends=True
+    )
     notes = [SMOOTHED]
     for one, run in zip(series, runs, strict=True):
         if run.task != task:
             continue
-        bad, failed = run.metrics.curves.get("loss", Curve()).marks, figures.failure_mark(run)
+        bad, failed = run.metrics.curves.get("loss", Curve()).marks, run_charts.failure_mark(run)
         one.marks = [*bad, *([failed] if failed else [])]
         said = [f"a loss that is no finite number (step {bad[0][0].step:,})"] if bad else []
         said += [f"{failed[1]} (step {failed[0].step:,})"] if failed else []
@@ -157,15 +159,15 @@ def _loss(runs: Sequence[Run], names: Sequence[str], task: str, title: str) -> C
 def _small(runs: Sequence[Run], names: Sequence[str]) -> list[Chart | None]:
     out: list[Chart | None] = []
     for key in _scores(runs):
-        title, unit = figures.titled(key)
-        note = figures.direction(key)
+        title, unit = run_charts.titled(key)
+        note = run_charts.direction(key)
         points = [Series(n, i + 1, DOTS, r.metrics.evaluation(key).points) for i, (r, n) in enumerate(zip(runs, names, strict=True))]
         out.append(charts.lines(key, title, points, unit=unit, note=note, named=False))
     keys = dict.fromkeys(key for run in runs for key in run.metrics.curves if key != "loss")
-    for key in sorted(keys, key=figures.order):
-        title, unit = figures.titled(key)
+    for key in sorted(keys, key=run_charts.order):
+        title, unit = run_charts.titled(key)
         series = _each(runs, names, lambda run, key=key: run.metrics.curves.get(key), ends=key == "lr")  # type: ignore[misc]
-        facts: dict[str, Any] = {"form": figures.FORMS.get(key, ""), "log": key in figures.LOG, "calm": key in figures.LOG}
+        facts: dict[str, Any] = {"form": run_charts.FORMS.get(key, ""), "log": key in run_charts.LOG, "calm": key in run_charts.LOG}
         out.append(charts.lines(key, title, series, unit=unit, note="" if key == "lr" else SMOOTHED, named=False, **facts))
     return [*out, _memory(runs, names)]
 
@@ -181,7 +183,7 @@ def _memory(runs: Sequence[Run], names: Sequence[str]) -> Chart | None:
     for i, (run, name) in enumerate(zip(runs, names, strict=True)):
         curves = [curve for curve in run.metrics.by_rank.get("memory_bytes", []) if curve.extent]
         most = max(curves, key=lambda curve: curve.extent[1] if curve.extent else 0.0, default=Curve())
-        series.append(Series(name, i + 1, LINE, [(place, value / figures.GIB) for place, value in most.points]))
+        series.append(Series(name, i + 1, LINE, [(place, value / run_charts.GIB) for place, value in most.points]))
     return charts.lines("memory", "Memory", series, unit="GiB", note="the rank that has needed most", named=False)
 
 

@@ -8,13 +8,13 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from training import runs
+from training.core import find_run
+from training.core.errors import Problem, UserError
+from training.core.find_run import EXPERIMENTS, LATEST, ROOT, Asker
+from training.core.rundir import RunDir
 from training.diagnose import card
-from training.errors import Problem, UserError
-from training.rundir import RunDir
-from training.runs import EXPERIMENTS, LATEST, ROOT, Asker
 
-COMMAND = "python -m training.report"
+COMMAND = "python -m training.cli.report"
 ASKER = Asker("RUN", f"{COMMAND} ", f"{COMMAND} {LATEST}")
 LANGUAGES = tuple(card.WORDS)
 TAKES_VALUE = {"out": True, "lang": True, "quiet": False, "help": False}
@@ -25,7 +25,7 @@ NAMES, NAME_LENGTH = 3, 90  # of runs in a file name, characters
 class Options:
     """A checked command line."""
 
-    runs: list[RunDir] = field(default_factory=list)
+    find_run: list[RunDir] = field(default_factory=list)
     out: Path = Path()
     lang: str = ""
     quiet: bool = False
@@ -83,7 +83,7 @@ def _find_runs(options: Options, words: list[str], root: Path, problems: list[Pr
         problems.append(Problem("no run is given", "run directories, their names, or latest", [f"{COMMAND} {LATEST}"]))
     for word in words:
         try:
-            run = runs.find(None if word == LATEST else word, root / EXPERIMENTS, ASKER)
+            run = find_run.find(None if word == LATEST else word, root / EXPERIMENTS, ASKER)
         except UserError as error:
             problems += [_or_latest(problem, word) for problem in error.problems]
             continue

@@ -15,7 +15,7 @@ async function unpack(packed) {
   return "vegaEmbed" in window;
 }
 const UNITS = [["hours", 3600, 7200], ["minutes", 60, 180], ["seconds", 1, -Infinity]];
-const MARK = -1000, BEYOND = -2000; // as training/report/charts.py numbers them: less the number of the series
+const MARK = -1000, BEYOND = -2000; // as training/monitor/report/charts.py numbers them: less the number of the series
 const ONE = (scale) => (scale.domain ? { domain: scale.domain } : {}); // of curves with one value
 let axis = "step";
 

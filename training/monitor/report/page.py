@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from training.monitor import naming
-from training.report import draw
-from training.report.charts import Chart, colour, swatch
-from training.report.html import Html, data, join, table, tag, text
+from training.core import metric_units
+from training.monitor.report import chart_render
+from training.monitor.report.charts import Chart, colour, swatch
+from training.monitor.report.html import Html, data, join, table, tag, text
 
 FOREIGN = re.compile(r"[^A-Za-z0-9_-]")
 ROWS = 12  # of a table that stands for a chart
-MISSING = f"Tables in place of charts: {draw.PACKAGE} is not installed in this environment. To install it: pip install {draw.PACKAGE}"
+MISSING = f"Tables in place of charts: {chart_render.PACKAGE} is not installed in this environment. To install it: pip install {chart_render.PACKAGE}"
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Page:
     failed: list[str] = field(default_factory=list)
     ids: set[str] = field(default_factory=set)
     pauses: bool = False  # times leave some out
-    counted: str | None = naming.TOKENS  # by all runs; None: by each something else, or it is not told
+    counted: str | None = metric_units.TOKENS  # by all runs; None: by each something else, or it is not told
     timed: bool = True  # it is known when each step was
 
     def add(self, id: str, title: str, *content: object, short: str = "") -> None:
@@ -58,9 +58,9 @@ class Page:
         chart.id = FOREIGN.sub("_", chart.id)
         chart.id += f"_{len(self.ids)}" if chart.id in self.ids else ""
         self.ids.add(chart.id)
-        if draw.available():
+        if chart_render.available():
             try:
-                inside = tag("div", Html(draw.picture(chart)), class_="plot", role="img", aria_label=f"{chart.title}: chart")
+                inside = tag("div", Html(chart_render.picture(chart)), class_="plot", role="img", aria_label=f"{chart.title}: chart")
                 self.charts.append(chart)
             except ValueError as error:
                 self.failed.append(f"{chart.title}: {str(error).splitlines()[0]}")
@@ -74,7 +74,7 @@ class Page:
 
     def html(self) -> str:
         own, curves = Html(_file("page.js")), any(chart.hover for chart in self.charts)
-        drawing = draw.program() if curves else ""  # without a curve the pictures are all that there is to see
+        drawing = chart_render.program() if curves else ""  # without a curve the pictures are all that there is to see
         facts = {"pauses": self.pauses, "counted": self.counted}
         axes = {"step": "steps"} | ({"time": "time"} if self.timed else {}) | ({"tokens": self.counted} if self.counted else {})
         nav = join(tag("a", s.short or s.title, href=f"#{s.id}") for s in self.sections)
@@ -83,7 +83,7 @@ class Page:
             tag(
                 "main",
                 self.head,
-                tag("p", MISSING, class_="notice") if not draw.available() else None,
+                tag("p", MISSING, class_="notice") if not chart_render.available() else None,
                 *(tag("p", f"A chart could not be drawn. {line}", class_="notice") for line in self.failed),
                 *(tag("section", tag("h2", s.title), s.content, id=s.id) for s in self.sections),
                 tag("footer", "Made by Duet. This file needs nothing else: it can be sent, kept and printed."),

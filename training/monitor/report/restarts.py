@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-from training import rundir
-from training.launch import cause
-from training.monitor.records import Record, number, read_object, text, whole
-from training.report.curves import clock
+from training.core import rundir
+from training.core.jsonl import Record, number, read_object, text, whole
+from training.diagnose import exception_cause
+from training.monitor.report.series import clock
 
 PAUSE_S = 5.0  # what is shorter is time like any other
 TRAINED, LAUNCHED = "trained", "launched"  # beside the kinds of events
@@ -45,7 +45,7 @@ def of_ranks(folder: rundir.RunDir, since: float) -> dict[str, Any] | None:
     errors.sort(key=lambda e: (_is_victim(e), clock(e)))
     first, *others = errors
     return {
-        "cause": cause.of_error({"message": "", **first}),
+        "cause": exception_cause.of_error({"message": "", **first}),
         "rank": whole(first.get("guilty_rank", first["rank"])),
         "summary": _said(first),
         "phase": text(first.get("phase")),
@@ -57,7 +57,7 @@ def of_ranks(folder: rundir.RunDir, since: float) -> dict[str, Any] | None:
 
 
 def _is_victim(error: Record) -> bool:
-    return cause.is_victim({"message": "", **error})
+    return exception_cause.is_victim({"message": "", **error})
 
 
 def _said(error: Record) -> str:

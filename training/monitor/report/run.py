@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training import heartbeat, rundir, standing, tasks
-from training.host.redact import masked_values
-from training.monitor import naming, state
-from training.monitor.foreign.figures import ScriptFigures
-from training.monitor.records import Record, dig, number, read_object, text
-from training.report import curves, starts
-from training.report.curves import Metrics, clock
+from training import tasks
+from training.core import heartbeat, metric_units, rundir, standing
+from training.core.jsonl import Record, dig, number, read_object, text
+from training.core.redact import masked_values
+from training.monitor import state
+from training.monitor.log_parsers.log_metrics import ScriptFigures
+from training.monitor.report import restarts, series
+from training.monitor.report.series import Metrics, clock
 
 EVENTS = 5000  # the last ones
 PICTURES, PICTURE_BYTES, PICTURES_BYTES = 24, 2 << 20, 8 << 20
@@ -56,7 +57,7 @@ class Run:
     @property
     def counted(self) -> str:
         """The unit of what it trains on: tokens, samples, or the task's own word."""
-        return naming.counted(self.metrics.last) or text(dig(self.plan, "task", "unit")) or naming.TOKENS
+        return metric_units.counted(self.metrics.last) or text(dig(self.plan, "task", "unit")) or metric_units.TOKENS
 
     @property
     def task(self) -> str:
@@ -91,7 +92,7 @@ class Run:
 
     def since(self, at: float) -> float:
         """Seconds from the first start to `at` (unix s), without pauses."""
-        return curves.left_over(at, self.pauses) - self.begun
+        return series.left_over(at, self.pauses) - self.begun
 
     @property
     def ended(self) -> bool:
@@ -109,11 +110,11 @@ def look(folder: rundir.RunDir) -> Run:
     known = [masked_values(e) for e in events if text(e.get("event")) and clock(e)]
     told = ScriptFigures(folder.ranks).read() if state.script_of(plan) else None
     metrics = Metrics(folder.metrics, min(times, default=None), told=told.records() if told else None)
-    pauses = starts.pauses(known, metrics.times, number(plan.get("created")))
+    pauses = restarts.pauses(known, metrics.times, number(plan.get("created")))
     metrics.leave_out(pauses)
     failure = read_object(folder.failure) if seen["run"]["state"] == state.FAILED else None
     if seen["run"]["state"] == state.DIED:  # nobody watched who could have judged
-        failure = starts.of_ranks(folder, number(plan.get("created")) or 0.0)
+        failure = restarts.of_ranks(folder, number(plan.get("created")) or 0.0)
     return Run(
         folder,
         masked_values(seen),

@@ -6,14 +6,14 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from training import amounts, heartbeat
-from training.monitor import naming
-from training.monitor.draw import count, decimal, duration, milliseconds
-from training.monitor.records import whole
-from training.report import charts, curves
-from training.report.charts import DOTS, LINE, Chart, Series
-from training.report.curves import Curve, Metrics, Place
-from training.report.run import Run
+from training.core import heartbeat, metric_units, units
+from training.core.jsonl import whole
+from training.monitor.report import charts
+from training.monitor.report import series as curves
+from training.monitor.report.charts import DOTS, LINE, Chart, Series
+from training.monitor.report.run import Run
+from training.monitor.report.series import Curve, Metrics, Place
+from training.monitor.term_text import count, decimal, duration, milliseconds
 
 GIB, MIB = 1 << 30, 1 << 20
 RANKS = 8  # curves of ranks in one chart, at most
@@ -34,28 +34,28 @@ LOG = ("grad_norm", "step_ms")
 
 def titled(key: str) -> tuple[str, str]:
     """The title and the unit of a figure."""
-    if key.endswith(naming.PER_S):
-        return "Speed", f"{key.removesuffix(naming.PER_S)}/s"
-    if key in TITLES or not key.startswith(naming.EVALUATION):
+    if key.endswith(metric_units.PER_S):
+        return "Speed", f"{key.removesuffix(metric_units.PER_S)}/s"
+    if key in TITLES or not key.startswith(metric_units.EVALUATION):
         return TITLES.get(key, (key, ""))
-    return f"Validation {naming.plain(key)}", naming.score_unit(key) or ""
+    return f"Validation {metric_units.plain(key)}", metric_units.score_unit(key) or ""
 
 
 def order(key: str) -> int:
     """Where its chart stands among the others."""
-    return -1 if key.endswith(naming.PER_S) else list(TITLES).index(key) if key in TITLES else len(TITLES)
+    return -1 if key.endswith(metric_units.PER_S) else list(TITLES).index(key) if key in TITLES else len(TITLES)
 
 
 def direction(key: str) -> str:
     """Which end of a score is the good one; of those of a language model everybody knows."""
-    return "" if key in TITLES else "more is better" if naming.higher_is_better(key) else "less is better"
+    return "" if key in TITLES else "more is better" if metric_units.higher_is_better(key) else "less is better"
 
 
 def display(run: Run) -> tuple[float, str]:
     """What a recorded loss is multiplied by, and its unit then. A user's script may count tokens and mean another loss."""
     if run.script:
         return 1.0, run.state["training"]["loss_unit"] or ""
-    factor, unit = naming.display(run.metrics.last | {"bytes_per_token": run.state["training"].get("bytes_per_token")})
+    factor, unit = metric_units.display(run.metrics.last | {"bytes_per_token": run.state["training"].get("bytes_per_token")})
     return factor, unit or ""
 
 
@@ -77,7 +77,7 @@ def loss(run: Run) -> Chart | None:
     metrics = run.metrics
     curve, unit = losses(run), display(run)[1]
     series = charts.raw_and_smooth("loss", curve, 1)
-    checked = metrics.evaluation("val_bpb" if unit == naming.BITS else "val_loss")
+    checked = metrics.evaluation("val_bpb" if unit == metric_units.BITS else "val_loss")
     series.append(Series("validation", 2, DOTS, checked.points))
     notes = []
     if curve.window:
@@ -85,7 +85,7 @@ def loss(run: Run) -> Chart | None:
     if metrics.stretch > 1:
         notes.append(f"of each {metrics.stretch:,} steps the smallest and the largest value")
     if curve.bad:
-        notes.append(f"{amounts.plural(curve.bad, 'step')} without a finite loss (×)")
+        notes.append(f"{units.plural(curve.bad, 'step')} without a finite loss (×)")
     marks = list(curve.marks)
     if failed := failure_mark(run):
         marks.append(failed)
@@ -99,7 +99,7 @@ def failure_mark(run: Run) -> tuple[Place, str] | None:
     step, last = whole(run.failure.get("step")), whole(run.metrics.last.get("step"))
     if run.script or step is None or not last or step in (place.step for place, _ in run.metrics.curves.get("loss", Curve()).marks):
         return None
-    tokens = naming.so_far(run.metrics.last)
+    tokens = metric_units.so_far(run.metrics.last)
     at = run.since(curves.clock(run.failure) or curves.clock(run.metrics.last))
     return Place(step, max(0.0, at), tokens * step // last if tokens is not None else None), str(run.failure.get("cause") or "failure")
 
@@ -109,10 +109,10 @@ def small(run: Run) -> list[Chart | None]:
     metrics = run.metrics
     out: list[Chart | None] = []
     for key in metrics.scores:
-        if key != naming.PLAIN and not naming.of_the_input(key, metrics.scores):
+        if key != metric_units.PLAIN and not metric_units.of_the_input(key, metrics.scores):
             out.append(_score(key, metrics))
     out.append(memory(run))
-    first = (run.counted + naming.PER_S, "step_ms", "lr", "grad_norm", "mfu")
+    first = (run.counted + metric_units.PER_S, "step_ms", "lr", "grad_norm", "mfu")
     others = sorted(key for key in metrics.curves if key not in (*first, "loss"))
     for key in (*first, *others):
         if (curve := metrics.curves.get(key)) is None:
@@ -127,9 +127,9 @@ def small(run: Run) -> list[Chart | None]:
 def _score(key: str, metrics: Metrics) -> Chart | None:
     """With the same score of the model's input beside it, where there is one."""
     (title, unit), curve, best = titled(key), metrics.evaluation(key), metrics.best(key)
-    series, given = [Series(title, 2, DOTS, curve.points)], metrics.evaluation(key + naming.INPUT).points
+    series, given = [Series(title, 2, DOTS, curve.points)], metrics.evaluation(key + metric_units.INPUT).points
     if given:
-        series = [Series(naming.plain(key), 2, DOTS, curve.points), Series("input", 0, LINE, given)]
+        series = [Series(metric_units.plain(key), 2, DOTS, curve.points), Series("input", 0, LINE, given)]
     note = f"best: {decimal(best[1])} at step {best[0]:,}" if best else ""
     if note and (good := direction(key)):
         note += f" ({good})"
@@ -222,7 +222,7 @@ def headline(run: Run) -> list[tuple[str, object, object]]:
         out.append((f"Best {title[0].lower()}{title[1:]}", decimal(best[1]), ", ".join(filter(None, [unit, f"step {best[0]:,}"]))))
     if at := ends(run):
         out.append(("Loss at the end", decimal(at[1]), ", ".join(filter(None, [display(run)[1], f"from {decimal(at[0])}"]))))
-    speed, step = metrics.median(run.counted + naming.PER_S), metrics.median("step_ms")
+    speed, step = metrics.median(run.counted + metric_units.PER_S), metrics.median("step_ms")
     if speed:
         out.append(("Speed", count(speed), f"{run.counted}/s, median"))
     if step:

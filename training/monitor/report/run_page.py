@@ -5,15 +5,15 @@ from __future__ import annotations
 import statistics
 
 from training import tasks
-from training.monitor import naming
+from training.core import metric_units
+from training.core.jsonl import text
 from training.monitor.alerts import MEASURED_STEPS, SLOW_RANK
-from training.monitor.draw import clock
-from training.monitor.records import text
+from training.monitor.report import run_charts, sections, series, timeline
+from training.monitor.report.html import Html, join, table, tag
+from training.monitor.report.page import Page, folded, tiles
+from training.monitor.report.run import Run, value_of
 from training.monitor.state import FAILED
-from training.report import curves, figures, sections, timeline
-from training.report.html import Html, join, table, tag
-from training.report.page import Page, folded, tiles
-from training.report.run import Run, value_of
+from training.monitor.term_text import clock
 
 EVEN_PERCENT = 5  # that the own times of two ranks may be apart
 HINT = "Move the mouse over a curve for its values. Drag to move, Ctrl + wheel to zoom, double click to go back; click a name to hide it."
@@ -21,12 +21,12 @@ HINT = "Move the mouse over a curve for its values. Drag to move, Ctrl + wheel t
 
 def page(run: Run, spoken: str) -> Page:
     out = Page(f"{run.name} · Duet", _head(run, spoken), pauses=bool(run.pauses), counted=None if run.script else run.counted)
-    out.timed = not run.metrics.steps or bool(curves.clock(run.metrics.last))
-    drawn = out.figures([figures.loss(run), *figures.small(run)])
+    out.timed = not run.metrics.steps or bool(series.clock(run.metrics.last))
+    drawn = out.figures([run_charts.loss(run), *run_charts.small(run)])
     if drawn:
         out.add("curves", "Curves", tag("p", HINT, class_="hint"), drawn)
     out.add("timeline", "Timeline", out.figures([timeline.of(run)]))
-    out.add("balance", "Balance of the ranks", _said(run), out.figures([figures.balance(run), figures.phases(run)]), short="Balance")
+    out.add("balance", "Balance of the ranks", _said(run), out.figures([run_charts.balance(run), run_charts.phases(run)]), short="Balance")
     out.add("samples", "Samples", sections.samples(run))
     out.add("configuration", "Configuration", sections.configuration(run))
     out.add("data", "Data and batch", sections.data(run), short="Data")
@@ -40,7 +40,7 @@ def _head(run: Run, spoken: str) -> Html:
     facts = run.state["run"]
     elapsed = run.lasted_s
     ranks, device = facts["ranks"], text(facts["device"])
-    data = naming.data(run.plan)
+    data = metric_units.data(run.plan)
     words = [
         f"{ranks} {'rank' if ranks == 1 else 'ranks'}" + (f" on {_devices(run)}" if device else "") if ranks else None,
         text(value_of(run.plan, "precision")),
@@ -48,7 +48,7 @@ def _head(run: Run, spoken: str) -> Html:
         f"data {data}" if data else None,
         f"script {run.script}" if run.script else None,
         f"started {clock(run.begun, sections.FULL_TIME)}" if run.begun else None,
-        f"{'took' if run.ended else 'for'} {figures.lasted(elapsed)}{' without pauses' if run.pauses else ''}"
+        f"{'took' if run.ended else 'for'} {run_charts.lasted(elapsed)}{' without pauses' if run.pauses else ''}"
         if elapsed is not None
         else None,
         f"{run.starts} starts" if run.starts > 1 else None,
@@ -70,7 +70,7 @@ def _head(run: Run, spoken: str) -> Html:
             tag("p", f"This run has not ended: the report shows it as of {now}.", class_="notice") if not run.ended else None,
             tag("p", reason, class_="notice") if reason else None,
             sections.failure(run, spoken),
-            tiles(figures.headline(run)),
+            tiles(run_charts.headline(run)),
             tag("p", nothing, class_="notice") if nothing else None,
         ]
     )
@@ -83,7 +83,7 @@ def _devices(run: Run) -> str:
 
 def _said(run: Run) -> Html | None:
     """Who is slower than the others, and each rank's figures."""
-    own = figures.own_times(run)
+    own = run_charts.own_times(run)
     memory = [curve.extent for curve in run.metrics.by_rank.get("memory_bytes", [])]
     if not any(own):
         return None
@@ -107,9 +107,9 @@ def _said(run: Run) -> Html | None:
             said = f"No rank stands out: the slowest one, rank {most}, needs {than}; chance alone can do that on a shared machine."
         sentence = tag("p", said)
     each = table(("", {"": "own time, median", "class_": "n"}, {"": "memory, at most", "class_": "n"}), rows)
-    return join([sentence, each if len(rows) <= figures.RANKS else folded(f"all {len(rows)} ranks", each)])
+    return join([sentence, each if len(rows) <= run_charts.RANKS else folded(f"all {len(rows)} ranks", each)])
 
 
 def _mib(extents: list[tuple[float, float] | None], rank: int) -> str:
     extent = extents[rank] if rank < len(extents) else None
-    return f"{extent[1] / figures.MIB:,.0f} MiB" if extent else "-"
+    return f"{extent[1] / run_charts.MIB:,.0f} MiB" if extent else "-"

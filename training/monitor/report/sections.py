@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import Field
 from typing import Any
 
-from training import amounts, tasks
-from training.asked import command
+from training import tasks
 from training.config.batch import Batch
 from training.config.schema import FIELDS, VIDEO
+from training.core import redact, units
+from training.core.jsonl import Record, dig, items, number, text, whole
 from training.diagnose import card
-from training.host import redact
-from training.monitor.draw import clock, count, duration
-from training.monitor.records import Record, dig, items, number, text, whole
-from training.report import curves
-from training.report.html import Html, join, table, tag
-from training.report.page import code, folded
-from training.report.run import PICTURE_BYTES, PICTURES, Run, value_of
-from training.report.timeline import describe
+from training.monitor.report import series
+from training.monitor.report.html import Html, join, table, tag
+from training.monitor.report.page import code, folded
+from training.monitor.report.run import PICTURE_BYTES, PICTURES, Run, value_of
+from training.monitor.report.timeline import describe
+from training.monitor.term_text import clock, count, duration
+from training.plan.cli_args import command
 
 GIB = 1 << 30
 FULL_TIME = "%Y-%m-%d %H:%M:%S"
@@ -116,7 +116,7 @@ def data(run: Run) -> Html | None:
     source = run.plan.get("data")
     if isinstance(source, dict):
         size = number(source.get("bytes"))
-        amount = f", {amounts.size(size)}" if size is not None else ""
+        amount = f", {units.size(size)}" if size is not None else ""
         rows.append(["data", f"{source.get('name')}: {source.get('files')} files{amount}"])
     words = (("documents", "documents"), ("train_tokens", "tokens to train on"), ("val_tokens", "tokens to evaluate on"))
     rows += [[word, count(number(run.data.get(key)))] for key, word in words if number(run.data.get(key)) is not None]
@@ -195,7 +195,7 @@ def events(run: Run) -> Html | None:
 
 
 def _event(event: dict[str, Any], begun: float) -> list[object]:
-    at = curves.clock(event)
+    at = series.clock(event)
     cells = [{"": clock(at, FULL_TIME), "class_": "when"}, {"": duration(max(0.0, at - begun)), "class_": "when"}]
     return [*cells, event["event"], describe(event)]
 
@@ -204,7 +204,7 @@ def samples(run: Run) -> Html | None:
     """Generated text, and pictures of results."""
     said = text(run.summary.get("sample"))
     shown = [p for p in run.pictures if p.address]
-    too_large = [f"{p.name} ({amounts.size(p.size)})" for p in run.pictures if not p.address]
+    too_large = [f"{p.name} ({units.size(p.size)})" for p in run.pictures if not p.address]
     why = f"not shown (more than {PICTURES}, larger than {PICTURE_BYTES >> 20} MiB, or no PNG): {', '.join(too_large[:20])}"
     pictures = [tag("figure", tag("img", src=p.address, alt=p.name), tag("figcaption", p.name)) for p in shown]
     parts = [

@@ -17,14 +17,14 @@ from operator import sub
 from pathlib import Path
 from typing import Any
 
-from training.monitor import naming
-from training.monitor.records import Record, number, parse, whole
+from training.core import metric_units
+from training.core.jsonl import Record, number, parse, whole
 
 POINTS = 1500  # of a curve, at most
 BLOCK = 1 << 22  # bytes
 LINES = 256  # that are parsed together
 MARKS = 200  # places without a number that a curve shows
-AXES = ("time", "step", "epoch", *naming.COUNTED)  # and how many were counted so far, by whatever name
+AXES = ("time", "step", "epoch", *metric_units.COUNTED)  # and how many were counted so far, by whatever name
 SMOOTH_FROM = 20  # points
 SMOOTH_SHARE = 40  # a curve is smoothed over this part of its length
 
@@ -88,7 +88,7 @@ class Metrics:
         self._read(backwards(path) if told is None else reversed(told), max(2, points) // 2)
         self._order(begun)
         self._pauses: list[tuple[float, float]] = []
-        for key, known in self._values.items():  # the first step pays for warm-up (see training.engine.closing)
+        for key, known in self._values.items():  # the first step pays for warm-up (see training.trainer.finish)
             value = self.first.get(key)
             if len(known) > 1 and isinstance(value, float) and value in known:
                 known.remove(value)
@@ -102,7 +102,7 @@ class Metrics:
             step = whole(record.get("step"))
             if step is None:
                 continue
-            if "loss" not in record and any(key.startswith(naming.EVALUATION) for key in record):
+            if "loss" not in record and any(key.startswith(metric_units.EVALUATION) for key in record):
                 if (lowest is None or step < lowest) and step not in self.evaluations:
                     self.evaluations[step] = record
                 continue
@@ -127,7 +127,7 @@ class Metrics:
         times = [clock(record) for record in (*group, *self._next)]
         self.back_s = max(self.back_s, *map(sub, times, times[1:]), 0.0)
         self._next = group[:1]
-        for key in {*chain.from_iterable(group)}.difference(AXES, [naming.counted(self.last)]):
+        for key in {*chain.from_iterable(group)}.difference(AXES, [metric_units.counted(self.last)]):
             values = [record.get(key) for record in group]
             if list in set(map(type, values)):
                 columns = list(zip_longest(*(value if isinstance(value, list) else () for value in values)))
@@ -136,7 +136,7 @@ class Metrics:
                 for curve, column in zip(curves, columns, strict=False):
                     _add(curve, group, list(column))
                 continue
-            if key == "step_ms" or key.endswith(naming.PER_S):
+            if key == "step_ms" or key.endswith(metric_units.PER_S):
                 self._values[key].extend(v for v in values if isinstance(v, float) and math.isfinite(v))
             _add(self.curves.setdefault(key, Curve()), group, values)
 
@@ -181,7 +181,7 @@ class Metrics:
 
     def evaluation(self, key: str) -> Curve:
         """One figure of the evaluations."""
-        curve, tokens, steps = Curve(), naming.so_far(self.last), whole(self.last.get("step")) or 0
+        curve, tokens, steps = Curve(), metric_units.so_far(self.last), whole(self.last.get("step")) or 0
         for step, record in self.evaluations.items():
             seen = tokens * step // steps if tokens is not None and steps else None  # every step has as many
             place = Place(step, clock(record), seen)
@@ -199,14 +199,14 @@ class Metrics:
     @property
     def scores(self) -> list[str]:
         """Figures of the evaluations, the one that runs are compared by first."""
-        return naming.scores(key for record in self.evaluations.values() for key in record)
+        return metric_units.scores(key for record in self.evaluations.values() for key in record)
 
     def best(self, key: str) -> tuple[int, float] | None:
         """(step, value) of the best evaluation."""
         points = self.evaluation(key).points
         if not points:
             return None
-        place, value = (max if naming.higher_is_better(key) else min)(points, key=lambda point: point[1])
+        place, value = (max if metric_units.higher_is_better(key) else min)(points, key=lambda point: point[1])
         return place.step, value
 
 
@@ -243,7 +243,7 @@ def _add(curve: Curve, group: list[Record], values: list[Any]) -> None:
 
 
 def _place(record: Record) -> Place:
-    return Place(record["step"], clock(record), naming.so_far(record))
+    return Place(record["step"], clock(record), metric_units.so_far(record))
 
 
 def _since(points: list[tuple[Place, Any]], origin: float) -> list[tuple[Place, Any]]:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from training import amounts
-from training.monitor.draw import duration
-from training.monitor.records import Record, number, text, whole
-from training.report import charts
-from training.report.charts import Chart
-from training.report.curves import clock
-from training.report.run import Run
+from training.core import units
+from training.core.jsonl import Record, number, text, whole
+from training.monitor.report import charts
+from training.monitor.report.charts import Chart
+from training.monitor.report.run import Run
+from training.monitor.report.series import clock
+from training.monitor.term_text import duration
 
 START, TRAINING, EVALUATION, LOST = "start-up", "training", "evaluation", "no progress"
 KINDS = (TRAINING, EVALUATION, START, LOST)
@@ -169,7 +169,7 @@ def describe(event: Record) -> str:
     if said:
         return said
     if kind == "start":
-        return f"step {step} of {event.get('total_steps')}, {amounts.plural(whole(event.get('world_size')) or 0, 'rank')}"
+        return f"step {step} of {event.get('total_steps')}, {units.plural(whole(event.get('world_size')) or 0, 'rank')}"
     if kind == "shards":
         looked = f"{event.get('proven_sequences')} {event.get('pieces', 'sequences')} looked at"
         return f"epoch {event.get('epoch')}: every rank has its own part of the data ({looked})"

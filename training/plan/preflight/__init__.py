@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.host import limits, memory
-from training.host.fit import suggestions
+from training.host import cgroups
 from training.host.gpus import Machine
-from training.host.preflight.report import ERROR, OK, WARNING, Check, count, table, worst
-from training.host.preflight.start import (
+from training.host.torch_build import TorchBuild
+from training.plan.preflight.report import ERROR, OK, WARNING, Check, count, table, worst
+from training.plan.preflight.startup_checks import (
     compile_works,
     cpu,
     folder,
@@ -24,8 +24,9 @@ from training.host.preflight.start import (
     shared_memory,
     torch_fits,
 )
-from training.host.torch_build import TorchBuild
-from training.request import Launch, Request
+from training.plan.request import Launch, Request
+from training.tasks.gpt import memory
+from training.tasks.gpt.memory_fit import suggestions
 
 __all__ = [
     "ERROR", "OK", "WARNING", "Check", "Facts", "at_every_start", "compile_works", "count", "folder", "gpus", "host_memory",
@@ -58,7 +59,7 @@ def at_every_start(facts: Facts) -> list[Check]:
     """Milliseconds together."""
     request, estimate, load = facts.request, facts.estimate, facts.load
     config, origins, ranks, room = request.config, request.origins, request.local_ranks, facts.room
-    group = limits.memory() if facts.device == "cpu" else None
+    group = cgroups.memory() if facts.device == "cpu" else None
     if group:
         room = min(room, group.room // ranks) if room is not None else group.room // ranks
     small = load is not None and room is not None and estimate.needed > room
@@ -83,18 +84,18 @@ def at_every_start(facts: Facts) -> list[Check]:
 
 def only_in_check(facts: Facts) -> list[Check]:
     """A second at most: what reads many files, asks the network or questions the driver at length."""
-    from training.config import option_file
-    from training.host.preflight import inputs, surroundings, versions
+    from training.plan.preflight import data_checks, host_checks, versions
+    from training.tasks.video_restoration.kair import loader
 
     request, several = facts.request, facts.request.local_ranks != facts.request.ranks
     checks: list[Check] = []
     if facts.device == "cuda" and facts.machine.gpus:
-        from training.host.preflight import gpu_health
+        from training.plan.preflight import gpu_health
 
         checks += gpu_health.checks(facts.machine.gpus[: request.gpu_ranks])
         checks += gpu_health.kernels(facts.machine.gpus[: request.gpu_ranks], facts.torch, request)
-    checks += [surroundings.host_name(several), surroundings.clock()]
+    checks += [host_checks.host_name(several), host_checks.clock()]
     if isinstance(request, Request):
-        checks += [inputs.data(request.source.files, request.config.data)] if request.source else []
-        checks.append(inputs.wandb(request.config, option_file.api_key(request.config_file) if request.config_file else None))
+        checks += [data_checks.data(request.source.files, request.config.data)] if request.source else []
+        checks.append(data_checks.wandb(request.config, loader.api_key(request.config_file) if request.config_file else None))
     return [*checks, versions.check(facts.torch, facts.machine)]

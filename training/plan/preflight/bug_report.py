@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from training import amounts
-from training.host import redact
-from training.host.preflight import versions
-from training.host.preflight.report import OK, Check, count
+from training.core import redact, units
+from training.plan.preflight import versions
+from training.plan.preflight.report import OK, Check, count
 
 NOTES, VALUE = 6, 60  # so many of them, so many characters of one
 
@@ -22,7 +21,7 @@ def block(plan: Mapping[str, Any], checks: Sequence[Check], found: Mapping[str, 
     lines = [
         versions.sentence(found),
         f"command: ./{clean.command(plan['command']['script'], plan['command']['args'])}",
-        f"{amounts.plural(plan['ranks'], 'rank')}, {', '.join(decided)}" + (f", GPUs: {', '.join(cards)}" if cards else ""),
+        f"{units.plural(plan['ranks'], 'rank')}, {', '.join(decided)}" + (f", GPUs: {', '.join(cards)}" if cards else ""),
         *([f"memory of a step: {memory}"] if memory else []),
         *([f"variables: {' '.join(chosen)}"] if chosen else []),
         count(list(checks)),

@@ -11,7 +11,7 @@ from pathlib import Path
 from training.config.schema import Config
 from training.host import packages
 from training.host.gpus import one_line
-from training.host.preflight.report import ERROR, OK, WARNING, Check
+from training.plan.preflight.report import ERROR, OK, WARNING, Check
 
 DATA_LIMIT_S = 0.4
 FIRST_BYTES = 4096
@@ -55,7 +55,7 @@ def _problem(file: Path) -> str:
 
 def wandb(config: Config, key: str | None = None) -> Check:
     """What will happen with W&B. Whether there is a login is known; the key itself is nobody's business. `key`: of the config file."""
-    from training.engine.record import wandb_mode
+    from training.trainer.metrics_writer import wandb_mode
 
     mode, reason = wandb_mode(config, key)
     logged_in = wandb_mode(replace(config, use_dummy_wandb=False, wandb_mode="auto"), key)[0] == "online"

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from training.host.gpus import Gpu
-from training.host.preflight import gpu_state
-from training.host.preflight.gpu_state import Pair, State
-from training.host.preflight.report import ERROR, OK, WARNING, Check
 from training.host.torch_build import TorchBuild
-from training.request import Launch
+from training.plan.preflight import gpu_state
+from training.plan.preflight.gpu_state import Pair, State
+from training.plan.preflight.report import ERROR, OK, WARNING, Check
+from training.plan.request import Launch
 
 # What torch.cuda.get_arch_list() reports is a text in this library: 'sm_80 sm_90 compute_90'.
 ARCHITECTURES = re.compile(rb"(?:\b(?:sm|compute)_\d{2,3}[af]?(?: |\0)){1,40}")

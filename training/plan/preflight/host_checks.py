@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from training.asked import ROOT
 from training.host import network
-from training.host.preflight.report import OK, WARNING, Check
+from training.plan.cli_args import ROOT
+from training.plan.preflight.report import OK, WARNING, Check
 
 NAME_LIMIT_S = 1.0
 SLOW_NAME_S = 0.3

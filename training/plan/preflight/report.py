@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from training.errors import Problem
+from training.core.errors import Problem
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 SEVERITY = {OK: 0, WARNING: 1, ERROR: 2}

@@ -11,13 +11,14 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from training import amounts, rundir
-from training.host import limits, memory, ports, variables
+from training.core import rundir, units
+from training.host import cgroups, env_vars, ports
 from training.host.gpus import EXCLUSIVE, PROHIBITED, Gpu, Machine
-from training.host.preflight.report import ERROR, OK, WARNING, Check
 from training.host.torch_build import TorchBuild
-from training.request import Launch
-from training.tasks.gpt.shape import flops_per_token
+from training.plan.preflight.report import ERROR, OK, WARNING, Check
+from training.plan.request import Launch
+from training.tasks.gpt import memory
+from training.tasks.gpt.model_dims import flops_per_token
 
 RECOMMENDED_GPU_BYTES = 20 * 10**9  # what the original configs were made for
 WORKER_SHM_BYTES = 64 << 20
@@ -45,7 +46,7 @@ def gpus(
         parts = ["name whole GPUs in CUDA_VISIBLE_DEVICES: parts of one (MIG) are not counted"] if "MIG-" in machine.reason else []
         fixes = [*parts, *([request.command_with(have)] if have else [])]
         fixes += [*on_cpu(request, load), "./train_dual_gpu.sh configs/dual_gpu/quickstart.py   # two ranks on any machine"]
-        yield Check("GPUs", ERROR, f"{amounts.plural(ranks, 'GPU is', 'GPUs are')} needed, {have} visible: {machine.reason}", fixes)
+        yield Check("GPUs", ERROR, f"{units.plural(ranks, 'GPU is', 'GPUs are')} needed, {have} visible: {machine.reason}", fixes)
         return
     yield Check("GPUs", OK, f"{have} visible, {ranks} used; driver {machine.driver or '-'}, CUDA up to {machine.cuda or '-'}")
     for gpu in machine.gpus[:ranks]:
@@ -127,7 +128,7 @@ def not_running(run: rundir.RunDir) -> list[Check]:
 
 def host_memory(room: int | None, estimate: memory.Estimate, request: Launch, smaller: list[str]) -> Check:
     """Training on the CPU: the ranks live in host memory."""
-    ranks, limit = request.local_ranks, limits.says_who()
+    ranks, limit = request.local_ranks, cgroups.says_who()
     shown = f"{memory.gib(room)} free for each of {ranks} ranks" if ranks > 1 else f"{memory.gib(room)} free"
     if room is not None and room < estimate.needed:
         fixes = smaller or [f"a machine or container with {memory.gib(ranks * estimate.needed)} free"]
@@ -168,7 +169,7 @@ def shared_memory(num_workers: int, ranks: int, nccl: bool = False) -> Check | N
     free, needed = shutil.disk_usage("/dev/shm").free, max(workers * WORKER_SHM_BYTES, NCCL_SHM_BYTES if nccl else 0)
     if free < needed:
         whom = " and ".join(
-            filter(None, (amounts.plural(workers, "worker") if workers else "", f"NCCL between {ranks} ranks" if nccl else ""))
+            filter(None, (units.plural(workers, "worker") if workers else "", f"NCCL between {ranks} ranks" if nccl else ""))
         )
         fixes = ["docker run --shm-size=8g …   # in a container", "sudo mount -o remount,size=8g /dev/shm"]
         return Check("/dev/shm", WARNING, f"{memory.gib(free)} free for {whom}", (["--num_workers=0"] if workers else []) + fixes)
@@ -177,10 +178,10 @@ def shared_memory(num_workers: int, ranks: int, nccl: bool = False) -> Check | N
 
 def cpu(num_workers: int, ranks: int, command_with: Callable[[int], str]) -> Check:
     """A core for each rank, and for its workers; `command_with`: the user's command for so many ranks."""
-    cores, workers = variables.cpu_count(), num_workers * ranks
+    cores, workers = env_vars.cpu_count(), num_workers * ranks
     machine = os.cpu_count() or cores
     shown = f"{cores}{f' of {machine}' if machine != cores else ''} core{'s' if cores != 1 else ''}"
-    whom = amounts.plural(ranks, "rank") + (f" and {amounts.plural(workers, 'worker')}" if workers else "")
+    whom = units.plural(ranks, "rank") + (f" and {units.plural(workers, 'worker')}" if workers else "")
     if ranks > cores:
         text = f"{ranks} ranks share {cores} CPU core{'s' if cores != 1 else ''}: it works, slowly"
         return Check("CPU", WARNING, text, [command_with(cores)])
@@ -191,21 +192,21 @@ def cpu(num_workers: int, ranks: int, command_with: Callable[[int], str]) -> Che
 
 def open_files(num_workers: int, ranks: int) -> Check:
     """A rank with torch, data and trackers has some hundred files open; the supervisor has some for each rank."""
-    most, raisable = limits.open_files()
+    most, raisable = cgroups.open_files()
     needed = max(RANK_FILES + WORKER_FILES * num_workers, 64 + 8 * ranks)
     if most >= needed:
-        return Check("open files", OK, "no limit" if most >= limits.UNLIMITED else f"{most} for each process")
+        return Check("open files", OK, "no limit" if most >= cgroups.UNLIMITED else f"{most} for each process")
     fix = f"ulimit -n {min(4096, raisable)}" if raisable >= needed else "a higher nofile in /etc/security/limits.conf, then a new login"
     return Check("open files", WARNING, f"{most} for each process, {needed} may be needed", [fix])
 
 
 def ram_beside_gpus(estimate: memory.Estimate, load: memory.Load | None, ranks: int) -> Check:
     """Training on GPUs: the host holds torch itself, and rank 0's copy of a checkpoint while it is written."""
-    free = limits.available_memory()
+    free = cgroups.available_memory()
     copy = estimate.parameters + estimate.optimizer + (load.elsewhere if load else 0)
     needed = ranks * RANK_RAM_BYTES + copy
     if free < needed:
-        text = f"{memory.gib(free)} free, about {memory.gib(needed)} needed beside the GPUs{limits.says_who()}"
+        text = f"{memory.gib(free)} free, about {memory.gib(needed)} needed beside the GPUs{cgroups.says_who()}"
         return Check("host memory", WARNING, text, ["close other programs", "a machine or container with more memory"])
     return Check("host memory", OK, f"{memory.gib(free)} free, about {memory.gib(needed)} needed beside the GPUs")
 

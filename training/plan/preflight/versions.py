@@ -9,8 +9,8 @@ from importlib import metadata
 
 import training
 from training.host.gpus import Machine
-from training.host.preflight.report import OK, Check
 from training.host.torch_build import TorchBuild
+from training.plan.preflight.report import OK, Check
 
 NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 NAME = "versions"

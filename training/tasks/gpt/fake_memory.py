@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from training.config.schema import Config
-from training.host.memory import Load
 from training.tasks.gpt import optim
+from training.tasks.gpt.memory import Load
 from training.tasks.gpt.model import GPT, Frugal
-from training.tasks.gpt.shape import WIDTH_PER_LAYER, Shape
+from training.tasks.gpt.model_dims import WIDTH_PER_LAYER, Shape
 
 
 class Unavailable(RuntimeError):

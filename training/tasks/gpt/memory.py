@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from training.tasks.gpt.shape import Shape
+from training.tasks.gpt.model_dims import Shape
 
 GIB = 1 << 30
 # What the authors of the original dual-GPU configs promise for 2 × 32 GB, in GB, printed beside our estimate.
@@ -151,7 +151,7 @@ def _constants(load: Load) -> _Constants:
 
 
 def estimate(load: Load) -> Estimate:
-    """Bytes per rank with fp32 weights, as training/engine does it.
+    """Bytes per rank with fp32 weights, as training/trainer does it.
 
     A step has two heights: at the loss (everything kept, and the logits), and in the backward pass of the last block
     (everything kept, no logits, but the gradients inside a block). A block that was checkpointed is computed again

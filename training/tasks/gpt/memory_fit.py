@@ -12,8 +12,8 @@ from typing import Any
 
 from training.config import batch
 from training.config.schema import Config
-from training.host.decide import Choice
-from training.host.memory import Estimate, Load, estimate, gib
+from training.host.decisions import Choice
+from training.tasks.gpt.memory import Estimate, Load, estimate, gib
 
 CHUNKS = (1, 2, 4, 8, 16, 32, 64, 128)
 CHEAP = 0.03  # so much more time is a good price for not being tight

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from training.tasks.gpt.shape import Shape
+from training.tasks.gpt.model_dims import Shape
 
 ROPE_BASE = 10000.0
 SOFTCAP = 15.0  # logits stay in ±15 (Gemma 2, arXiv:2408.00118): early steps can not blow up

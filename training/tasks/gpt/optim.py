@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from training.config.schema import Config
-from training.engine.optim import MOMENTUM, Group, Optimizers
-from training.host import decide
+from training.host import decisions
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.muon import Fp32Muon
+from training.tasks.optim import MOMENTUM, Group, Optimizers
 
 BETAS = (0.8, 0.95)
 EPSILON = 1e-10
@@ -34,7 +34,7 @@ def build(model: GPT, config: Config) -> Optimizers:
     ]
     first: list[torch.optim.Optimizer] = []
     if config.optimizer == "muon":
-        emulated = matrices[0].device.type == "cpu" and not decide.cpu_bf16()
+        emulated = matrices[0].device.type == "cpu" and not decisions.cpu_bf16()
         muon = Fp32Muon if emulated else torch.optim.Muon
         settings = {"lr": rate, "weight_decay": config.weight_decay, "momentum": MOMENTUM[1]}
         if dist.is_initialized():

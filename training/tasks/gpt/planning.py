@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from training import resume
 from training.config import batch
+from training.core import manifest
 from training.data.tokenizer import BPE, vocab_of
-from training.engine import manifest
-from training.host import fit, memory
-from training.host.decide import Choice
-from training.plan_common import Decided
-from training.request import Request
+from training.host.decisions import Choice
+from training.plan import resume_checks
+from training.plan.builder import Decided
+from training.plan.request import Request
+from training.tasks.gpt import memory, memory_fit
 
 
 def _vocab(request: Request) -> int:
@@ -30,7 +30,7 @@ def decide(request: Request, device: str, precision: Choice, compiled: Choice, r
     config, ranks = request.config, request.ranks
     vocab = _vocab(request)
     shape = {"depth": config.depth, "vocab": vocab, "max_seq_len": config.max_seq_len}
-    notes = resume.check_model(request, shape) if request.resume_from else []
+    notes = resume_checks.check_model(request, shape) if request.resume_from else []
     asked = memory.Load(
         config.depth,
         0,
@@ -44,7 +44,7 @@ def decide(request: Request, device: str, precision: Choice, compiled: Choice, r
         total_tokens=config.total_batch_size,
         copy=device == "cpu",
     )
-    fitting = fit.choose(asked, config, ranks, room)
+    fitting = memory_fit.choose(asked, config, ranks, room)
     split = batch.split(fitting.load.sequences, config.max_seq_len, ranks, config.total_batch_size) if fitting else None
     assert fitting and split and request.source, "the request has been checked"
     estimate = memory.estimate(fitting.load)

@@ -12,19 +12,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from training import amounts, heartbeat
 from training.config.schema import Config
-from training.data import tokens
+from training.core import heartbeat, metric_units, units
+from training.data import token_dataset
 from training.data.prepare import Prepared, content
+from training.data.token_dataset import Pair, TokenDataset
 from training.data.tokenizer import identity
 from training.data.tokenizer import of as tokenizer_of
-from training.data.tokens import Pair, TokenDataset
-from training.engine.optim import Optimizers
-from training.monitor import naming
 from training.tasks.base import Task
 from training.tasks.gpt import optim
 from training.tasks.gpt.model import GPT, Frugal
-from training.tasks.gpt.shape import Shape, flops_per_token
+from training.tasks.gpt.model_dims import Shape, flops_per_token
+from training.tasks.optim import Optimizers
 
 TEMPERATURE = 0.8
 
@@ -53,16 +52,16 @@ class LanguageModel(Task):
         model.compile_parts()
 
     def train_data(self) -> TokenDataset:
-        return tokens.dataset(self.data, "train", self.config.max_seq_len)
+        return token_dataset.dataset(self.data, "train", self.config.max_seq_len)
 
     def val_data(self) -> TokenDataset:
-        return tokens.dataset(self.data, "val", self.config.max_seq_len)
+        return token_dataset.dataset(self.data, "val", self.config.max_seq_len)
 
     def rows(self, part: str) -> TokenDataset:
         return self.train_data() if part == "train" else self.val_data()
 
     def arrive(self, batch: torch.Tensor) -> Pair:
-        return tokens.arrive(batch, self.device)
+        return token_dataset.arrive(batch, self.device)
 
     def count(self, batch: Pair) -> int:
         return len(batch[0])
@@ -80,7 +79,7 @@ class LanguageModel(Task):
     def why_not(self, count: int, ranks: int) -> str:
         if self.share(count, 0, ranks):
             return ""
-        found = f"{amounts.plural(count, 'sequence')} of {self.config.max_seq_len} tokens"
+        found = f"{units.plural(count, 'sequence')} of {self.config.max_seq_len} tokens"
         wanted = f"one for each of {ranks} ranks" if ranks > 1 else "one"
         return f"no validation: the text for it makes {found}, fewer than {wanted}; more text, or a smaller --max_seq_len"
 
@@ -97,10 +96,10 @@ class LanguageModel(Task):
         return {"loss": sums["nats"] / sums["tokens"], "bpb": sums["nats"] / math.log(2) / sums["bytes"]}
 
     def shown_loss(self, loss: float) -> str:
-        return f"{loss * naming.bits_per_byte(self.data.bytes_per_token):.4f} {naming.BITS}"
+        return f"{loss * metric_units.bits_per_byte(self.data.bytes_per_token):.4f} {metric_units.BITS}"
 
     def shown(self, scores: Mapping[str, float]) -> str:
-        return f"{scores['bpb']:.4f} {naming.BITS}"
+        return f"{scores['bpb']:.4f} {metric_units.BITS}"
 
     def facts(self) -> dict[str, Any]:
         return {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from training import amounts
 from training.config import batch
 from training.config.schema import Config
-from training.data import corpus, encoding, extras, tokenizer
-from training.errors import Problem
+from training.core import units
+from training.core.errors import Problem
+from training.data import corpus, encoding, optional_deps, tokenizer
 
 SIZES = ("device_batch_size", "total_batch_size", "max_seq_len")
 
@@ -19,7 +19,7 @@ def check(config: Config, origins: Mapping[str, str], installed: bool) -> tuple[
     source, problem = corpus.find(config.data, origins["data"], "" if problems else config.encoding)
     problems += ([problem] if problem else []) + tokenizer.check(config.tokenizer, origins["tokenizer"])
     if installed:
-        problems += extras.missing(source.files if source else (), config.tokenizer)
+        problems += optional_deps.missing(source.files if source else (), config.tokenizer)
     return source, problems
 
 
@@ -34,7 +34,7 @@ def divides(config: Config, origins: Mapping[str, str], ranks: int) -> list[Prob
         device = config.device_batch_size
         if batch.split(device, seq, ranks, total):
             return []
-    counted = amounts.plural(ranks, "rank")
+    counted = units.plural(ranks, "rank")
     what = (
         f"total_batch_size {total} ({origins['total_batch_size']}) does not divide by device_batch_size {config.device_batch_size} "
         f"({origins['device_batch_size']}) × max_seq_len {seq} ({origins['max_seq_len']}) × {counted} = {device * seq * ranks}"

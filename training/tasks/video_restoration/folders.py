@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from training.errors import Problem, UserError
+from training.core.errors import Problem, UserError
 from training.tasks.video_restoration import headers, lists
 from training.tasks.video_restoration.listing import PARTS, Clip, Scan, some, told
 

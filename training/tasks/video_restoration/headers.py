@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from training.errors import Problem
+from training.core.errors import Problem
 from training.tasks.video_restoration.listing import PARTS, Scan, some, told
 
 LOOKED_AT = 6  # clips of a part whose first frames' headers are read

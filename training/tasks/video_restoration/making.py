@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from training.config.flags import suggest
-from training.errors import Problem, UserError
+from training.core.errors import Problem, UserError
 from training.host import packages
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from training.tasks.base import Task
-from training.tasks.video_restoration import dataset, folders, inference, lists, metrics, network, schedule, strip
+from training.tasks.video_restoration import comparison_image, dataset, folders, inference, lists, metrics, network, schedule
 
 
 class VideoRestoration(Task):
@@ -79,7 +79,11 @@ class VideoRestoration(Task):
 
     def sample(self, model: nn.Module, folder: Path) -> str | None:
         data = self.val_data()
-        return None if data is None else strip.write(lambda frames: self.restored(model, frames), data, self.scale, self.device, folder)
+        return (
+            None
+            if data is None
+            else comparison_image.write(lambda frames: self.restored(model, frames), data, self.scale, self.device, folder)
+        )
 
     def facts(self) -> dict[str, Any]:
         """The network's shape, and a digest of the clips. Raises UserError, OSError."""

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from training.faults.table import BUILDING, CREATING, MAIN, SAVING, Here, fault
+from training.config.fault_table import BUILDING, CREATING, MAIN, SAVING, Here, fault
 
 # ---- the rank goes on, with wrong data
 
@@ -33,13 +33,13 @@ def nan(here: Here) -> None:
 @fault("fetch")
 def empty(here: Here) -> None:
     """its next micro-batch has no sequences"""
-    from training.data import tokens
+    from training.data import token_dataset
     from training.tasks import base
 
-    pair, moved = tokens.pair, base.moved
+    pair, moved = token_dataset.pair, base.moved
 
     def restored() -> None:
-        tokens.pair, base.moved = pair, moved
+        token_dataset.pair, base.moved = pair, moved
 
     def no_pair(rows: Any) -> Any:
         restored()
@@ -49,13 +49,13 @@ def empty(here: Here) -> None:
         restored()
         return base.mapped(moved(batch, device), lambda tensor: tensor[:0])
 
-    tokens.pair, base.moved = no_pair, none_moved
+    token_dataset.pair, base.moved = no_pair, none_moved
 
 
 @fault(CREATING)
 def no_data(here: Here) -> None:
     """its dataset has no sequences at all"""
-    from training.data.tokens import TokenDataset
+    from training.data.token_dataset import TokenDataset
     from training.tasks.base import Samples
 
     for kind in (TokenDataset, Samples):
@@ -86,7 +86,7 @@ def slow_disk(here: Here) -> None:
 @fault(SAVING, ranks=MAIN, tells=False)
 def enospc(here: Here) -> None:
     """the disk is full for the next checkpoint"""
-    from training.engine import checkpoint
+    from training.trainer import checkpoint
 
     real = checkpoint._Hashed.write
 
@@ -102,7 +102,7 @@ def enospc(here: Here) -> None:
 @fault(SAVING, ranks=MAIN, tells=False)
 def corrupt(here: Here) -> None:
     """one bit of the next checkpoint flips after it was saved"""
-    from training.engine import checkpoint
+    from training.trainer import checkpoint
 
     real = checkpoint.save
 

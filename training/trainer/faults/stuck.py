@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 
-from training.faults.table import MAIN, Here, fault
+from training.config.fault_table import MAIN, Here, fault
 
 
 def _stuck_in_a_lock() -> None:

@@ -1,5 +1,5 @@
 """Which collectives a rank has asked for so far, in order: torch's flight recorder, read from outside while the rank is blocked
-(training.watch.sight.serve is its other end)."""
+(training.trainer.flight_recorder_server is its other end)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.watch.sight import serve
+from training.trainer import flight_recorder_server
 
 ANSWER_S = 1.0
 UNREADABLE = (OSError, ValueError, TypeError, AttributeError, KeyError, IndexError, http.client.HTTPException)
@@ -65,7 +65,10 @@ def pending(folder: Path, rank: int) -> bool | None:
 
 def _entries(folder: Path, rank: int) -> list[dict[str, Any]]:
     """Raises one of UNREADABLE: also what a torch of another version answers is only missing evidence."""
-    with serve.short(str(folder)) as short, contextlib.closing(_Connection(f"{short}/{serve.address(folder, rank).name}")) as connection:
+    with (
+        flight_recorder_server.short(str(folder)) as short,
+        contextlib.closing(_Connection(f"{short}/{flight_recorder_server.address(folder, rank).name}")) as connection,
+    ):
         connection.request("POST", "/handler/fr_trace_json")
         return list(json.loads(connection.getresponse().read()).get("entries", []))
 

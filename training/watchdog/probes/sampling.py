@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from training.watch.sight import proc, sockets, stacks
-from training.watch.sight.proc import Process
-from training.watch.sight.stacks import Frame, Stack, Thread
+from training.watchdog.probes import procfs, sockets, stacks
+from training.watchdog.probes.procfs import Process
+from training.watchdog.probes.stacks import Frame, Stack, Thread
 
 # Less than this is no work: threads that only wake up to look, a logger's own helper process.
 IDLE_SHARE = 0.05  # of a core
@@ -43,16 +43,16 @@ class Sample:
 
 def take(pids: Mapping[int, int]) -> Sample:
     """`pids`: rank → pid. Takes some 10 ms for each rank, of which the ranks notice nothing."""
-    found, tree, looks = stacks.dump(pids.values()), proc.tree(), {}
+    found, tree, looks = stacks.dump(pids.values()), procfs.tree(), {}
     for rank, pid in pids.items():
-        process = proc.look(pid)
+        process = procfs.look(pid)
         if process is None or process.state in "ZX":
             continue
-        children = {child: now for child in proc.family(pid, tree) if (now := proc.look(child)) and now.state != "Z"}
-        queued = {thread: seconds for one in (pid, *children) for thread, seconds in proc.queued(one).items()}
+        children = {child: now for child in procfs.family(pid, tree) if (now := procfs.look(child)) and now.state != "Z"}
+        queued = {thread: seconds for one in (pid, *children) for thread, seconds in procfs.queued(one).items()}
         moved = sockets.moved([pid, *children])
-        looks[rank] = Look(process, found[pid], proc.uses_gpu(pid), children, moved, proc.turns(pid), queued)
-    return Sample(time.monotonic(), looks, proc.written_back())
+        looks[rank] = Look(process, found[pid], procfs.uses_gpu(pid), children, moved, procfs.turns(pid), queued)
+    return Sample(time.monotonic(), looks, procfs.written_back())
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from training import rundir
-from training.heartbeat import Beat
-from training.watch import phases
-from training.watch.sight import collectives, proc, stacks
-from training.watch.sight.collectives import Call
-from training.watch.sight.stacks import Frame, Stack, Thread
+from training.core import phases, rundir
+from training.core.heartbeat import Beat
+from training.watchdog.probes import flight_recorder, procfs, stacks
+from training.watchdog.probes.flight_recorder import Call
+from training.watchdog.probes.stacks import Frame, Stack, Thread
 
 BETWEEN_S = 0.4
 PAGE = 4096
@@ -96,21 +95,21 @@ def gather(run: rundir.RunDir, beats: list[Beat], pids: Mapping[int, int]) -> li
     """Takes about half a second, and a few when ranks do not answer: nothing else is done meanwhile."""
     there = [beat for beat in beats if beat.rank in pids]
     with ThreadPoolExecutor(max(1, len(there))) as pool:
-        calls = list(pool.map(lambda beat: collectives.read(run.ranks, beat.rank), there))
+        calls = list(pool.map(lambda beat: flight_recorder.read(run.ranks, beat.rank), there))
     everything = [
-        Evidence(beat, Seen(pids[beat.rank]), [Seen(pid) for pid in proc.workers(pids[beat.rank])], called)
+        Evidence(beat, Seen(pids[beat.rank]), [Seen(pid) for pid in procfs.workers(pids[beat.rank])], called)
         for beat, called in zip(there, calls, strict=True)
     ]
     processes = [seen for e in everything for seen in (e.process, *e.workers)]
     _dump(processes)
-    first, began = {s.pid: proc.look(s.pid) for s in processes}, time.monotonic()
+    first, began = {s.pid: procfs.look(s.pid) for s in processes}, time.monotonic()
     for _ in range(LOOKS):
         time.sleep(BETWEEN_S / LOOKS)
         for seen in processes:
-            if now := proc.look(seen.pid):
+            if now := procfs.look(seen.pid):
                 seen.states.append(now.state)
     for seen in processes:
-        before, now = first[seen.pid], proc.look(seen.pid)
+        before, now = first[seen.pid], procfs.look(seen.pid)
         if before and now:
             seen.busy = (now.main_cpu_s - before.main_cpu_s) / (time.monotonic() - began)
             # A mapped file is read by page faults.

@@ -7,7 +7,7 @@ import socket
 import struct
 from collections.abc import Iterable
 
-from training.watch.sight import proc
+from training.watchdog.probes import procfs
 
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY, _DONE, _ERROR = 20, 3, 2
@@ -22,7 +22,7 @@ _READ = 1 << 16
 def moved(pids: Iterable[int]) -> dict[int, int]:
     """inode → bytes sent (and acknowledged) plus received, of the TCP connections that these processes hold. Where the kernel does not
     tell (some containers), there is none: then an upload is seen by nothing but its CPU use."""
-    inodes = {int(name[8:-1]) for pid in pids for name in proc.open_files(pid) if name.startswith("socket:[")}
+    inodes = {int(name[8:-1]) for pid in pids for name in procfs.open_files(pid) if name.startswith("socket:[")}
     if not inodes:
         return {}
     try:

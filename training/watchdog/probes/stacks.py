@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from training.host import packages
-from training.watch.sight import proc
+from training.watchdog.probes import procfs
 
 AT_ONCE = 16  # dumps that run side by side
 TRIES = 3  # a stack that changes while it is read gives an error now and then
@@ -28,7 +28,7 @@ _HEADER = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(m
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 
 _HERE = Path(__file__).resolve().parents[3]
-_BARRIERS = str(_HERE / "training/distributed.py")
+_BARRIERS = str(_HERE / "training/inspector/distributed.py")
 _STARTERS = (str(_HERE / "lib/run_script.py"), str(_HERE / "lib/run_module.py"))
 _PLUMBING = (_BARRIERS, *_STARTERS)
 # torch too where it is no package of the environment: a build of one's own.
@@ -120,7 +120,7 @@ def _dump(program: str, pid: int, end: float) -> Stack | str:
         # Stopping the process gives a consistent stack where reading alone failed; but it interrupts a blocked call, which can
         # dissolve the very hang, and a process that is stopped already can not be stopped again: the last resort.
         blocking = attempt == TRIES - 1
-        before = proc.look(pid)
+        before = procfs.look(pid)
         if before is None or before.state in "ZX":
             return f"process {pid} has ended"
         if blocking and before.state in "TtD":
@@ -170,7 +170,7 @@ def _parsed(pid: int, threads: list[dict[str, Any]]) -> Stack:
 
 
 def _reason(pid: int, said: str) -> str:
-    now = proc.look(pid)
+    now = procfs.look(pid)
     if now is None or now.state in "ZX" or now.command.startswith("["):  # without a command line: it is ending
         return f"process {pid} has ended"
     if re.search(r"permission denied|operation not permitted", said, re.I):
@@ -186,14 +186,14 @@ def _reason(pid: int, said: str) -> str:
 
 def _let_go(pid: int) -> None:
     """A py-spy that was ended in the middle may leave the process stopped; it was not before."""
-    now = proc.look(pid)
+    now = procfs.look(pid)
     if now is not None and now.state == "T":
         with contextlib.suppress(OSError):  # it has ended meanwhile, or is not ours
             os.kill(pid, signal.SIGCONT)
 
 
 def from_faulthandler(path: Path) -> Stack | None:
-    """The last dump in a file to which faulthandler writes at each SIGUSR2 (training.rank, lib/run_script.py)."""
+    """The last dump in a file to which faulthandler writes at each SIGUSR2 (training.trainer.worker, lib/run_script.py)."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

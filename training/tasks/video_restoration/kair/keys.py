@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any
 
-from training.config.commented_json import is_number
+from training.config.jsonc import is_number
 from training.config.schema import Config, shared
 from training.tasks.video_restoration.options import Options
 
@@ -34,7 +34,7 @@ def to(field: str, absent: Any = None, why: str = "") -> Key:
 
 
 def told(why: str) -> Key:
-    """training.config.option_file has a function for it."""
+    """training.tasks.video_restoration.kair.loader has a function for it."""
     return Key(why=why)
 
 

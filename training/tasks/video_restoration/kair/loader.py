@@ -1,4 +1,4 @@
-"""KAIR's option files: nested JSON with // comments. Their keys become our fields (training.config.vocabulary), with the line they
+"""KAIR's option files: nested JSON with // comments. Their keys become our fields (training.tasks.video_restoration.kair.keys), with the line they
 stand in; what they ask for that we do not have is said before anything starts.
 
 A value whose name is that of a key or a token never leaves this module, but from api_key().
@@ -10,14 +10,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from training.config.commented_json import Wrong, kind, parse, without_comments
-from training.config.files import Loaded
 from training.config.flags import suggest
-from training.config.option_reading import Reading
+from training.config.jsonc import Wrong, kind, parse, without_comments
+from training.config.loader import Loaded
 from training.config.schema import FIELDS, VIDEO
-from training.config.vocabulary import MARKS, SECTIONS
-from training.errors import Problem
-from training.host.redact import masked
+from training.core.errors import Problem
+from training.core.redact import masked
+from training.tasks.video_restoration.kair.keys import MARKS, SECTIONS
+from training.tasks.video_restoration.kair.reader import Reading
 
 API_KEY = ("logging", "wandb_api_key")
 # A line that may hold a secret, whatever is wrong in it.

@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-from training.config import vocabulary
-from training.config.commented_json import Document, Keys, is_number, kind, short, spelled
-from training.config.files import Loaded
 from training.config.flags import suggest
-from training.config.vocabulary import KEYS, KINDS, NETWORK, OURS, SECTIONS, converted, leaf, nothing
-from training.errors import Problem
+from training.config.jsonc import Document, Keys, is_number, kind, short, spelled
+from training.config.loader import Loaded
+from training.core.errors import Problem
+from training.tasks.video_restoration.kair import keys as vocabulary
+from training.tasks.video_restoration.kair.keys import KEYS, KINDS, NETWORK, OURS, SECTIONS, converted, leaf, nothing
 
 EXAMPLE = "options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json"
 PROGRAM = "main_train_vrt.py"

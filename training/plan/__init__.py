@@ -1,0 +1,1 @@
+"""From the command line to plan.json: request, resume checks, decisions, preflight. No torch here."""

@@ -1,0 +1,1 @@
+"""KAIR's option files: their keys, and how they become fields."""
