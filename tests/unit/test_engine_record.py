@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import wait_until
 from training.config.schema import Config
 from training.core.rundir import RunDir, append_json, read_records
+from training.host import wandb_login
 from training.trainer import metrics_writer, tracking
 from training.trainer.metrics_writer import Recorder
 from training.trainer.tracking import End
@@ -179,4 +180,4 @@ def test_wandb_mode(config: Config, environ: dict[str, str], expected: str, monk
     monkeypatch.setenv("HOME", str(tmp_path))
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    assert metrics_writer.wandb_mode(config)[0] == expected
+    assert wandb_login.wandb_mode(config)[0] == expected

@@ -10,10 +10,11 @@ import pytest
 
 from tests.unit.conftest import ENHANCED, LAUNCH, ROOT, SIMPLE, Shell, only, python, wrong
 from tests.unit.test_request import make_run
-from training.config import foreign_names, meant
+from training.config import foreign_names
 from training.config.foreign_names import ROWS, Foreign
 from training.config.schema import FIELDS
 from training.config.translate import RANKS
+from training.core import suggest
 from training.core.rundir import write_json
 
 Write = Callable[..., str]
@@ -165,7 +166,7 @@ def test_the_documentation_has_the_table() -> None:
 def test_near_is_near() -> None:
     known = list(FIELDS)
     for far in ("block_size", "gpus", "fp16", "lr", "n_layer", "dataset", "model", "steps", "output"):
-        assert meant.near(far, known) == [], far
+        assert suggest.suggest(far, known) == [], far
 
 
 def test_the_table_prints_itself() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from training.core.errors import Exit
 from training.core.heartbeat import Heartbeat, read_all
+from training.core.project import ROOT
 from training.core.rundir import RunDir, write_json
 from training.launcher import attempt, failure_report, local_ranks, spawn, supervisor, timeouts
 from training.launcher.attempt import Attempt
@@ -25,7 +26,6 @@ from training.launcher.outcome import Outcome
 from training.launcher.post_run import Ending
 from training.launcher.recovery import Recovery
 from training.launcher.stop_signals import Wishes
-from training.plan.cli_args import ROOT
 from training.watchdog import rank_exit
 from training.watchdog.hang_report import HANG
 from training.watchdog.start import RanksWatch

@@ -18,10 +18,10 @@ import pytest
 from tests.conftest import TOKEN, wait_until
 from training.core import log as console
 from training.core.errors import Exit
+from training.core.project import ROOT
 from training.core.rundir import RunDir, append_json, write_json
 from training.launcher import notification, post_run
 from training.launcher.post_run import Ending
-from training.plan.cli_args import ROOT
 
 TEXTS = "'$(touch pwned)'; \"`touch pwned`\"\n--x $HOME %s 训练"
 

@@ -14,12 +14,13 @@ import pytest
 
 from tests.conftest import wait_until
 from training.core.errors import Exit, UserError
+from training.core.failure_kinds import SILENT
 from training.host.placement import NODE, Place
 from training.launcher import rendezvous
 from training.launcher.json_socket import LIMIT, Broken, Wire
 from training.launcher.local_ranks import QUIET_PORTS, free_port, listen
 from training.launcher.others import Others, asked
-from training.launcher.peer_link import SILENT, Line, Lost, is_order
+from training.launcher.peer_link import Line, Lost, is_order
 
 LOOPBACK = "127.0.0.1"
 

@@ -11,6 +11,7 @@ import pytest
 from tests.unit.conftest import LAUNCH, only
 from training.config import program
 from training.config.schema import FIELDS
+from training.core import project
 from training.core.errors import Problem, UserError
 from training.plan import cli_args, training_plan
 from training.plan import script_request as own_script
@@ -49,7 +50,7 @@ def test_a_program_is_told_from_a_config(tmp_path: Path, text: str, kind: str) -
 
 
 def test_the_configs_that_come_with_duet_are_no_programs() -> None:
-    found = list(cli_args.ROOT.glob("configs/*/*.py"))
+    found = list(project.ROOT.glob("configs/*/*.py"))
     assert found and all(program.kind(path, FIELDS) == program.CONFIG for path in found)
 
 
@@ -70,7 +71,7 @@ def test_a_program_in_the_place_of_a_config_is_one_problem(home: Path, write: Wr
 def test_duets_own_program_and_a_task_get_the_command_that_is_meant(home: Path, write: Write) -> None:
     task = write("mine.py", "from training.tasks.base import Task\nclass Mine(Task):\n    pass\n")
     assert problem("2", task, "--width=3").fixes[0] == "./launch_train.sh 2 --width=3 --task=mine.py"
-    own = cli_args.ROOT / cli_args.ENTRYPOINT
+    own = project.ROOT / project.ENTRYPOINT
     own.write_text(BODY)
     assert cli_args.QUICKSTART in problem("2", str(own)).fixes[0]
 

@@ -12,8 +12,9 @@ import pytest
 from tests.unit.conftest import ENHANCED, LAUNCH, SIMPLE, TRAIN, Shell
 from training.config.schema import FIELDS, Config, shared
 from training.core import metric_units
+from training.core.next_command import next_command
 from training.core.rundir import RunDir, write_json
-from training.trainer.summary import longer, next_command, render
+from training.trainer.summary import longer, render
 
 FACTS = {
     "status": "done",

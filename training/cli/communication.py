@@ -17,9 +17,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from training.config import flags
 from training.config.schema import Config
-from training.core import log, units
+from training.core import log, suggest, units
 from training.core.errors import Exit, Problem, UserError
 from training.host import decisions, env_vars, gpus, p2p_cache, program, torch_build
 from training.launcher.communication import stages
@@ -63,7 +62,7 @@ def parse(argv: list[str]) -> Options:
                 allowed = f"a whole number of seconds from 1 to {LONGEST_S}"
                 options.problems.append(Problem(f"--limit is {value!r}", allowed, [f"--limit={stages.LIMIT_S:g}"]))
         else:
-            near = flags.suggest(name.lstrip("-"), ["device", "limit", "help"])
+            near = suggest.suggest(name.lstrip("-"), ["device", "limit", "help"])
             fixes = [f"--{n}{equals}{value}" for n in near] or ["--help lists every flag"]
             options.problems.append(Problem(f"{name} is not a known flag", "", fixes))
     if len(positional) == 1 and _whole(positional[0], MAX_RANKS):

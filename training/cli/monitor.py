@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 
-from training.core import find_run
+from training.core import find_run, project
 from training.core import log as console
 from training.core.errors import Exit, Problem, UserError
 from training.monitor import options, screen, state
@@ -47,8 +47,8 @@ def _source(chosen: Options) -> Source:
     if chosen.all:
         from training.monitor.run_list import Fleet
 
-        return Fleet(find_run.ROOT / find_run.EXPERIMENTS)
-    run, log = options.find(chosen, find_run.ROOT)
+        return Fleet(project.ROOT / find_run.EXPERIMENTS)
+    run, log = options.find(chosen, project.ROOT)
     if run is not None:
         return state.Watch(run, log)
     from training.monitor.log_parsers.watch import LogWatch

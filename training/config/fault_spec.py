@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from training.config.flags import suggest
 from training.core import heartbeat, log, rundir
 from training.core.errors import Problem
+from training.core.suggest import suggest
 from training.trainer import faults
 
 LIST = "list"

@@ -9,6 +9,7 @@ from typing import Any
 
 from training.config.schema import FIELDS, Known, kind
 from training.core.errors import Problem
+from training.core.suggest import suggest
 
 # Flags that are no configuration: they choose what happens with it.
 ACTIONS = {
@@ -55,13 +56,6 @@ class CommandLine:
     def on(self, action: str) -> bool:
         text = self.flags.get(action, ("false", ""))[0].lower()
         return WORDS.get(text, False)
-
-
-def suggest(name: str, known: list[str]) -> list[str]:
-    """Names that differ little in spelling, nearest first."""
-    from training.config import meant  # only when something is wrong: help and plan answer sooner
-
-    return meant.near(name, known)
 
 
 def unknown_flag(command: str, flag: str, value: str, takes_value: Mapping[str, bool]) -> Problem:

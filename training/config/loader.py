@@ -76,11 +76,11 @@ def _text(path: Path) -> tuple[str, list[Problem]]:
 
 def near(path: Path) -> list[Path]:
     """Config files that this path may mean, which is none: without its suffix, a ready one by its name, or nearly so."""
-    from training.config import meant  # only when something is wrong: the plan answers sooner
+    from training.core import suggest
 
     known = [Path(f"{path}{suffix}") for suffix in (".py", ".json")]
     named = [p for p in _ready("*") if path.name in (p.name, p.stem)]
-    spelled = [p for n in meant.near(path.stem, [p.stem for p in _ready("*")]) for p in _ready("*") if p.stem == n]
+    spelled = [p for n in suggest.suggest(path.stem, [p.stem for p in _ready("*")]) for p in _ready("*") if p.stem == n]
     there = [p for p in known if os.path.isfile(p)]  # noqa: PTH113 – Path.is_file raises for a name that no file system takes
     return list(dict.fromkeys(there or named[:1] or spelled[:1]))
 

@@ -5,7 +5,6 @@ One place for flags, keys of config files and DUET_ variables.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import shlex
@@ -17,8 +16,8 @@ from training.config.foreign_names import NAMES, VALUE_NOTES, VALUES, Foreign, r
 from training.config.resolve import as_text, convert
 from training.config.schema import FIELDS, Config, Known, describe, kind
 from training.config.translate import RANKS, Changes, Sizes, none
+from training.core.suggest import suggest
 
-NEAR = 0.75  # share of equal characters: --depht is near --depth, block_size is not near vocab_size
 SUFFIXES = {"k": 3, "m": 6, "g": 9, "b": 9}
 SECRET = re.compile(r"key|token$|secret|passw|credential")
 DEFAULT = Sizes(8, 1536, 2, 24576, 0, 12)
@@ -31,14 +30,6 @@ class Meant:
     changes: tuple[Changes, ...] = ()
     why: str = ""
     allowed: str = ""
-
-
-def near(name: str, known: list[str], cutoff: float = NEAR, most: int = 2) -> list[str]:
-    """Names that differ little in spelling, or whose first words these are (`warmup`, `total_batch`); nearest first."""
-    found = difflib.get_close_matches(name, known, n=most, cutoff=cutoff)
-    found += [k for k in known if len(k) < 6 and k != name and sorted(k) == sorted(name)]  # --uot: out
-    begins = [k for k in known if len(name) > 3 and k.startswith(f"{name}_")]
-    return list(dict.fromkeys(found + (begins if len(begins) == 1 else [])))[:most]
 
 
 def name(typed: str, text: str | None, fields: Known, sizes: Sizes = DEFAULT, actions: tuple[str, ...] = (), dashes: str = "") -> Meant:
@@ -54,8 +45,8 @@ def name(typed: str, text: str | None, fields: Known, sizes: Sizes = DEFAULT, ac
     plain = typed.replace("-", "_").lower().rpartition(".")[2]
     if SECRET.search(plain):
         return Meant()  # its value is repeated nowhere
-    fitting = [n for n in near(plain, [*fields, *actions]) if fits(n, text, fields)]
-    if not fitting and text is not None and (spelled := near(plain, list(NAMES), 0.8)[:1]):
+    fitting = [n for n in suggest(plain, [*fields, *actions]) if fits(n, text, fields)]
+    if not fitting and text is not None and (spelled := suggest(plain, list(NAMES), 0.8)[:1]):
         return _foreign(NAMES[spelled[0]], text, fields, sizes, dashes) or Meant()
     switched = {n: "true" if n in fields else "" for n in fitting}  # an action needs no value
     return Meant(tuple({n: switched[n] if text is None else text} for n in fitting))
@@ -103,7 +94,7 @@ def value(field: str, raw: Any, fields: Known) -> tuple[list[str], str]:
     if field == "device" and re.fullmatch(r"(cuda|gpu):[\d,]+", word):
         return ["cuda"], f"every rank takes one GPU; the variable CUDA_VISIBLE_DEVICES={word.partition(':')[2]} would choose which"
     if meta["choices"] or meta["words"]:
-        found += near(word, [*meta["choices"], *meta["words"]], most=1)
+        found += suggest(word, [*meta["choices"], *meta["words"]], most=1)
     if kind(field, fields) in ("int", "float") and not meta["choices"]:
         found += _numbers(text, fields[field].metadata, kind(field, fields))
     fitting = [v for v in dict.fromkeys(found) if fits(field, v, fields)]

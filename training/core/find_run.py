@@ -11,7 +11,6 @@ from training.core import rundir
 from training.core.errors import Problem, UserError
 from training.core.rundir import RunDir
 
-ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENTS = "experiments"
 LATEST = "latest"
 FIRST_RUN = "./train_dual_gpu.sh configs/dual_gpu/quickstart.py"
@@ -63,7 +62,7 @@ def _named(wanted: str, experiments: Path, asker: Asker) -> RunDir:
         if is_run(RunDir(path)):
             return RunDir(path.absolute())
     # Imported only when something is wrong: the first screen of the monitor comes sooner.
-    from training.config.flags import suggest
+    from training.core.suggest import suggest
 
     names = [plan.parent.name for plan in experiments.glob("*/plan.json")]
     fixes = [asker.command(name) for name in suggest(wanted.rstrip("/").rsplit("/", 1)[-1], names)[:1]]

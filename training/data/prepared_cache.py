@@ -16,7 +16,7 @@ from training.config.schema import Config
 from training.data import corpus, optional_deps, duration, tokenizer
 from training.data.prepare import MERGING, Prepared, ensure
 from training.core.errors import Exit, Problem, UserError
-from training.plan.cli_args import ROOT
+from training.core.project import ROOT
 
 CACHE = ROOT / "data"
 SAY_EVERY_S = 5.0

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from training.config.batch import smaller
+from training.core.failure_kinds import GONE, SILENT
+from training.core.next_command import next_command
 from training.core.rundir import RunDir
 from training.diagnose import signatures
 from training.diagnose.signatures import Signature, Text
-from training.launcher.peer_link import GONE, SILENT
 from training.tasks.gpt import memory
-from training.trainer.summary import next_command
 
 GIB = 1 << 30
 MOST = 6  # sentences: one screen

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from training.core.errors import Exit, Problem, UserError
+from training.core.project import ROOT
 from training.core.redact import Anonymous, masked, masked_values
 from training.core.rundir import RunDir, read_json, read_records, write_bytes
+from training.core.tail import tail
 from training.diagnose import card, run_files
 from training.diagnose.source import logs_in
-from training.launcher.output import tail
-from training.plan.cli_args import ROOT
 
 LAST_LINES = 200
 MOST_LOGS = 64

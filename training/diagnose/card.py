@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from training.core.failure_kinds import GONE, SILENT
 from training.diagnose.signatures import NONE
-from training.launcher.peer_link import GONE, SILENT
 
 WIDTH = 160
 COLUMN = 11  # cells

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from training.core import exit_status
 from training.core import log as console
+from training.core.project import ROOT
 from training.diagnose import signatures
 from training.host.gpus import one_line
-from training.plan.cli_args import ROOT
 
 if TYPE_CHECKING:
     from training.diagnose.root_cause import Judgement

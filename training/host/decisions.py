@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from training.config.schema import Config
+from training.core.project import ENTRYPOINT
 from training.host import cgroups
 from training.host.gpus import Machine
 from training.host.placement import RANK, Place
 from training.host.torch_build import TorchBuild
-from training.plan.cli_args import ENTRYPOINT
 
 RECOVERS, RETRIES = "train_dual_gpu_enhanced.sh", 2  # where `--retries=auto` restarts, and how often
 

@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from training.core.project import ROOT
+
 REQUIRED = {"torch": "torch", "numpy": "numpy", "psutil": "psutil", "nvidia-ml-py": "pynvml", "tqdm": "tqdm"}  # package → module
 
 

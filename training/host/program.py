@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from training.core import log
+from training.core import log, project
 from training.core.errors import Exit, Problem, UserError
 from training.host import packages
 
@@ -45,7 +45,7 @@ def require(names: tuple[str, ...], said_by_another: bool = False) -> None:
     lacks = packages.lacking(names)
     if not lacks:
         return
-    own = packages.ROOT / ".venv"
+    own = project.ROOT / ".venv"
     ready = own.joinpath("duet.stamp").exists() and sys.prefix != str(own)
     fixes = [f"source {own}/bin/activate   # the project's own environment has them"] if ready else []
     text = f"{sys.executable} lacks {', '.join(lacks)}"

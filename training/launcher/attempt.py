@@ -14,6 +14,7 @@ from typing import Any
 
 from training.core import exit_status, heartbeat, log, phases, rundir
 from training.core.errors import Exit
+from training.core.failure_kinds import SILENT
 from training.host import process
 from training.host.cgroups import oom_kills
 from training.host.gpus import one_line
@@ -23,7 +24,7 @@ from training.launcher.local_ranks import Team, is_script
 from training.launcher.others import Others
 from training.launcher.outcome import Outcome
 from training.launcher.outputs import Outputs
-from training.launcher.peer_link import SILENT, Line, Lost, is_order
+from training.launcher.peer_link import Line, Lost, is_order
 from training.launcher.stop_signals import Wishes
 from training.trainer import flight_recorder_server
 from training.watchdog import hang_dump, rank_exit

@@ -12,9 +12,9 @@ from typing import Any
 
 from training.core import rundir
 from training.core.errors import Exit, Problem, UserError
+from training.core.project import ENTRYPOINT, ROOT
 from training.host import ports
 from training.host.placement import LOOPBACK
-from training.plan.cli_args import ENTRYPOINT, ROOT
 
 # Where a port can only be named, not handed over: outside the kernel's range for outgoing connections (from 32768), so that
 # nothing takes it by chance before rank 0 does.

@@ -11,9 +11,9 @@ from typing import Any
 from training.core import manifest, rundir
 from training.core.errors import EXIT_MEANING, Exit
 from training.core.redact import masked
+from training.core.tail import tail
 from training.diagnose import exception_cause as causes
 from training.host.gpus import one_line
-from training.launcher.output import tail
 from training.trainer import summary
 
 FINISHED, FAILED, STOPPED, PREEMPTED = "finished", "failed", "stopped", "preempted"

@@ -15,7 +15,6 @@ PIPE_BYTES = 1 << 20  # the most that the kernel allows any user (/proc/sys/fs/p
 READ_BYTES = 1 << 20
 SMALL_BYTES = 1 << 15
 OPEN_BYTES = 1 << 16  # of a line without an end
-TAIL_BYTES = 1 << 16
 IN_THREAD = b"Exception in thread "  # Python's words; the process goes on without the thread
 THREAD_BYTES = 1 << 14  # of such a traceback
 MOST_FRAMES = 100  # lines of it
@@ -95,17 +94,6 @@ class Output:
             log.lines_to_log(self._line + b"\n")
         self._file.close()
         os.close(self.fd)
-
-
-def tail(path: Path, lines: int, since: int = 0) -> list[str]:
-    """The last lines of a file, progress bars as a terminal would leave them; nothing from before the byte `since`."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(since, path.stat().st_size - TAIL_BYTES))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return []
-    return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.splitlines() if line.strip()][-lines:]
 
 
 def in_thread(path: Path, at: int, ended: bool) -> str:

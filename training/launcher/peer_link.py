@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.core import log
+from training.core.failure_kinds import GONE, SILENT
 from training.core.rundir import ASKED
 from training.host.placement import Place
 from training.launcher.json_socket import SILENT_S, Broken, Message, Wire
@@ -24,8 +25,6 @@ TURN_S = 1.0  # counts at most between two turns: when this supervisor was stopp
 SETTLE_S = 6.0  # longer than the other ranks get for their last words (training.launcher.timeouts)
 PAUSE_S = 0.05
 SAY_AFTER_S, SAY_EVERY_S = 5.0, 30.0
-# Kinds of a failure, beside those of training.launcher.failure_report: another machine, or the way to it.
-SILENT, GONE = "silent", "gone"
 NETWORK, PEER_DIED = "nccl_network", "peer_died"  # causes
 UNREACHABLE = "no answer of its supervisor; the network between the machines, or the machine itself"
 FROZEN = "the machine answers, its supervisor does not: it is stopped, or waits for its terminal or disk"

@@ -10,10 +10,10 @@ from typing import Any
 
 from training.core import log, rundir
 from training.core.errors import Exit
+from training.core.project import ROOT
 from training.core.redact import masked
 from training.launcher import hook_runner, notification, spawn
 from training.launcher.stop_signals import Wishes
-from training.plan.cli_args import ROOT
 
 REPORT_S, NOTIFY_S = 60.0, 30.0
 PREEMPTED_S = 10.0  # for the report: who preempts does not wait long

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from contextlib import suppress
 
+from training.core.project import ROOT
 from training.host import process
-from training.plan.cli_args import ROOT
 
 LEAVES_S = 5.0  # it has nothing to do but to look once for what the run has left
 

@@ -16,11 +16,12 @@ from typing import Any
 
 from training.core import log
 from training.core.errors import Exit, Problem, UserError
+from training.core.failure_kinds import GONE
 from training.host import network, ports
 from training.host.placement import LOOPBACK, Place
 from training.launcher.json_socket import Broken, Message, Wire
 from training.launcher.local_ranks import Team, is_script, listen
-from training.launcher.peer_link import GONE, NAME, PEER_DIED, Line, Lost, Waiting
+from training.launcher.peer_link import NAME, PEER_DIED, Line, Lost, Waiting
 
 PROTOCOL = 3
 ANSWER_S = 2.0  # a stranger on the port does not answer at all

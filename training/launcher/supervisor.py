@@ -21,6 +21,7 @@ from training import tasks
 from training.core import heartbeat, rundir, standing
 from training.core import log as console
 from training.core.errors import Exit, Problem, UserError
+from training.core.tail import tail
 from training.data import prepared_cache
 from training.diagnose import card
 from training.host import program
@@ -28,7 +29,6 @@ from training.host.torch_build import NO_LIBUV
 from training.launcher import failure_report, local_ranks, rendezvous
 from training.launcher.attempt import Attempt
 from training.launcher.outcome import Outcome
-from training.launcher.output import tail
 from training.launcher.peer_link import Line
 from training.launcher.post_run import Ending
 from training.launcher.reaper import Guardian

@@ -19,8 +19,9 @@ from typing import Any
 
 from training.core import find_run, heartbeat, log, rundir
 from training.core.errors import Exit, Problem, UserError
-from training.core.find_run import EXPERIMENTS, LATEST, ROOT, Asker
+from training.core.find_run import EXPERIMENTS, LATEST, Asker
 from training.core.heartbeat import Beat
+from training.core.project import ROOT
 from training.host import program
 from training.watchdog import discovery, heartbeat_watchdog, stall_detector
 from training.watchdog.hang_report import Finding

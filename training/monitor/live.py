@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 
+from training.core import units
 from training.core.errors import Exit
 from training.core.rundir import RunDir
 from training.monitor import pages, term_text
@@ -143,7 +144,7 @@ class Live:
         if not isinstance(self.page, (Overview, Runs)):
             footer = "Esc back  " + footer
         if self._paused:
-            footer = f"PAUSED since {term_text.clock(self.state['time_unix_s'])}  " + footer
+            footer = f"PAUSED since {units.clock(self.state['time_unix_s'])}  " + footer
         if not self.terminal.has_keys:
             footer = f"Ctrl-C quits  every {self.interval_s:g} s"
         self.terminal.paint(self.page.lines(self.state, View(width, height, self.terminal.colour, self.ascii_only, footer)))

@@ -9,7 +9,7 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from training.core import find_run
+from training.core import find_run, project
 from training.core.errors import Problem, UserError
 from training.core.find_run import FIRST_RUN, Asker
 from training.core.rundir import RunDir
@@ -96,7 +96,7 @@ def _contradictions(options: Options) -> list[Problem]:
 
 def _without_flag(word: str) -> Problem:
     """A run or a log that was named without --run= or --log=."""
-    experiments = find_run.ROOT / find_run.EXPERIMENTS
+    experiments = project.ROOT / find_run.EXPERIMENTS
     what, allowed = f"{word!r} is without a flag", "--run=RUN or --log=FILE"
     if os.path.isfile(word):  # noqa: PTH113 – Path.is_file raises for a name that no file system takes
         return Problem(what, allowed, [f"{COMMAND} --log={shlex.quote(word)}"])

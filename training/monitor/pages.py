@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from training.core.jsonl import last_lines
+from training.core.project import ROOT
 from training.monitor import run_list, tables, term_text
 from training.monitor import screen as overview
 from training.monitor.screen import View, finish
@@ -22,7 +23,6 @@ from training.monitor.state import State
 from training.monitor.term_text import Line
 from training.monitor.terminal import DOWN, END, HOME, PAGE_DOWN, PAGE_UP, UP
 
-ROOT = Path(__file__).resolve().parents[2]
 LOG_BYTES = 1 << 20  # of the end of a log that can be scrolled through
 HELP = """\
 q          quit: the run goes on

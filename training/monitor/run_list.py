@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from training.core import metric_units
+from training.core import metric_units, units
 from training.core import units as amounts
 from training.core.jsonl import dig, items, mtime, read_object, whole
 from training.core.rundir import RunDir
@@ -104,7 +104,7 @@ def screen(state: State, view: View, marked: int | None = None) -> list[str]:
     below += term_text.flow(tables.system(state), view.width, 2, gap="  ")
     room = rows_for(view, len(below))
     first = max(0, min((marked or 0) - room // 2, len(runs) - room))
-    right = term_text.clock(state["time_unix_s"])
+    right = units.clock(state["time_unix_s"])
     if len(runs) > room:
         right = f"{first + 1}-{first + room} of {len(runs)}  {right}"
     lines: list[Line] = [term_text.sides([("Duet  ", "dim"), (words, "bold")], [(right, "dim")], view.width), []]
@@ -135,9 +135,9 @@ def _row(state: State, name: int, wide: bool, marked: bool) -> Line:
     label = term_text.cut_middle(term_text.clean(run["name"]), name)
     line: Line = [("> " if marked else "  ", "bold"), *term_text.fit([(label, style)], name + 1)]
     line.append((f"{run['state'].upper():<8} ", BADGES[run["state"]]))
-    numbers = f"{step:>9} {done:>6} {loss(training)[0]:>8} {term_text.decimal(training['eval_best']):>8} "
-    line.append((numbers + f"{term_text.count(metric_units.speed(training)):>9} {term_text.duration(progress['eta_s']):>9}", style))
+    numbers = f"{step:>9} {done:>6} {loss(training)[0]:>8} {units.decimal(training['eval_best']):>8} "
+    line.append((numbers + f"{units.count(metric_units.speed(training)):>9} {units.duration(progress['eta_s']):>9}", style))
     if wide:
-        started = term_text.clock(run["started_unix_s"], "%m-%d %H:%M")
-        line.append((f" {run['ranks'] or '-':>5} {term_text.milliseconds(training['step_ms_median']):>9}  {started}", style))
+        started = units.clock(run["started_unix_s"], "%m-%d %H:%M")
+        line.append((f" {run['ranks'] or '-':>5} {units.milliseconds(training['step_ms_median']):>9}  {started}", style))
     return line

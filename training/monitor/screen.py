@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from training.core import metric_units
+from training.core import metric_units, units
 from training.monitor import sections, tables, term_text
 from training.monitor.state import ENDED, LOG_LINES, State
 from training.monitor.term_text import Line
@@ -135,12 +135,12 @@ def _two_columns(state: State, view: View) -> list[Line]:
 def one_line(state: State) -> str:
     """For output that is no terminal: a line a look."""
     run, progress, training = state["run"], state["progress"], state["training"]
-    words: list[Any] = [term_text.clock(state["time_unix_s"], "%Y-%m-%d %H:%M:%S"), term_text.clean(run["name"]), run["state"]]
+    words: list[Any] = [units.clock(state["time_unix_s"], "%Y-%m-%d %H:%M:%S"), term_text.clean(run["name"]), run["state"]]
     words += [] if progress["step"] is None else [f"step {progress['step']}/{progress['total_steps'] or '?'}"]
     words += [] if training["loss"] is None else [f"loss {' '.join(filter(None, sections.loss(training)))}", sections.evaluation(training)]
-    words += [] if (rate := metric_units.speed(training)) is None else [f"{term_text.count(rate)} {training['unit']}/s"]
-    words += [] if training["step_ms_median"] is None else [f"step {term_text.milliseconds(training['step_ms_median'])}"]
-    words += [] if progress["eta_s"] is None else [f"{term_text.duration(progress['eta_s'])} left"]
+    words += [] if (rate := metric_units.speed(training)) is None else [f"{units.count(rate)} {training['unit']}/s"]
+    words += [] if training["step_ms_median"] is None else [f"step {units.milliseconds(training['step_ms_median'])}"]
+    words += [] if progress["eta_s"] is None else [f"{units.duration(progress['eta_s'])} left"]
     late = [str(r["rank"]) for r in state["ranks"] if r["late"]]
     words += [f"no beat for over 30 s from rank {', '.join(late)}"] if late else []
     words += [term_text.clean(run["reason"])] if run["reason"] else []

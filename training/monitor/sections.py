@@ -20,7 +20,7 @@ def head(state: State, width: int) -> list[Line]:
     run, progress = state["run"], state["progress"]
     badge = (f"{run['state'].upper()}", BADGES[run["state"]])
     first = term_text.sides(
-        [("Duet  ", "dim"), (term_text.clean(run["name"]), "bold")], [badge, ("  " + term_text.clock(state["time_unix_s"]), "dim")], width
+        [("Duet  ", "dim"), (term_text.clean(run["name"]), "bold")], [badge, ("  " + units.clock(state["time_unix_s"]), "dim")], width
     )
     facts = [
         term_text.clean(run["script"] or (f"log of {run['source'] or 'another program'}" if run["kind"] == "log" else "unknown script"))
@@ -49,12 +49,12 @@ def _progress(state: State, width: int) -> Line:
     )
     right += f"  {percent:.1f} %" if percent is not None else ""
     if progress["elapsed_s"] is not None:
-        right += f"  {term_text.duration(progress['elapsed_s'])} elapsed"
+        right += f"  {units.duration(progress['elapsed_s'])} elapsed"
     if state["run"]["state"] == "running" and total and step is not None and step >= total:
         right += ", finishing"
     if progress["eta_s"] is not None:
-        right += f", {term_text.duration(progress['eta_s'])} left"
-        ends = f" (ends {term_text.clock(state['time_unix_s'] + progress['eta_s'], '%a %H:%M')})"
+        right += f", {units.duration(progress['eta_s'])} left"
+        ends = f" (ends {units.clock(state['time_unix_s'] + progress['eta_s'], '%a %H:%M')})"
         if term_text.cells(right + ends) + 7 <= width:
             right += ends
     room = min(60 if width < 140 else 90, width - term_text.cells(right) - 2)
@@ -85,13 +85,13 @@ def verdict(state: State, width: int) -> list[Line]:
 
 
 def _from_to(summary: State, name: str) -> str:
-    return " → ".join(term_text.decimal(number(summary.get(f"{name}_{which}"))) for which in ("first", "last"))
+    return " → ".join(units.decimal(number(summary.get(f"{name}_{which}"))) for which in ("first", "last"))
 
 
 def loss(training: State) -> tuple[str, str]:
     """The last loss and its unit: that of the evaluations, where it can be."""
     factor, unit = metric_units.display(training)
-    return term_text.decimal(None if training["loss"] is None else training["loss"] * factor), unit or ""
+    return units.decimal(None if training["loss"] is None else training["loss"] * factor), unit or ""
 
 
 def evaluation(training: State) -> str:
@@ -100,10 +100,10 @@ def evaluation(training: State) -> str:
         return ""
     name = term_text.clean(training["eval_name"])
     words = "val" if name in ("val_bpb", "val_psnr") else name.replace("_", " ")  # the unit says which one
-    words += f" {term_text.decimal(training['eval_last'])}" + (f" {training['eval_unit']}" if training["eval_unit"] else "")
+    words += f" {units.decimal(training['eval_last'])}" + (f" {training['eval_unit']}" if training["eval_unit"] else "")
     if training["eval_best_step"] is None:
         return words
-    best = "best" if training["eval_best"] == training["eval_last"] else f"best {term_text.decimal(training['eval_best'])}"
+    best = "best" if training["eval_best"] == training["eval_last"] else f"best {units.decimal(training['eval_best'])}"
     return f"{words} ({best}, step {training['eval_best_step']:,})"
 
 
@@ -118,15 +118,15 @@ def numbers(state: State, width: int, rows: int) -> list[Line]:
     unit, rate, count = training["unit"], metric_units.speed(training), metric_units.so_far(training)
     if rate is not None:
         each = " per device" if training.get("tokens_per_s_of") == "device" else ""
-        items.append([(term_text.count(rate), "bold"), (f" {term_text.clean(unit)}/s{each}", "dim")])
+        items.append([(units.count(rate), "bold"), (f" {term_text.clean(unit)}/s{each}", "dim")])
     if training["step_ms_median"] is not None:
-        p95 = "" if training["step_ms_p95"] is None else f" (p95 {term_text.milliseconds(training['step_ms_p95'])})"
-        items.append([("step ", "dim"), (term_text.milliseconds(training["step_ms_median"]), ""), (p95, "dim")])
+        p95 = "" if training["step_ms_p95"] is None else f" (p95 {units.milliseconds(training['step_ms_p95'])})"
+        items.append([("step ", "dim"), (units.milliseconds(training["step_ms_median"]), ""), (p95, "dim")])
     items.append([("MFU ", "dim"), (f"{100 * training['mfu']:.1f} %", "")] if training["mfu"] is not None else [])
     for name, key in (("lr ", "lr"), ("grad norm ", "grad_norm")):
-        items.append([(name, "dim"), (term_text.decimal(training[key], ".3g"), "")] if training[key] is not None else [])
-    items.append([(term_text.count(count), ""), (f" {term_text.clean(unit)}", "dim")] if count is not None else [])
-    items.append([("memory ", "dim"), (f"{term_text.gib(training['memory_bytes'])} GiB", "")] if training["memory_bytes"] else [])
+        items.append([(name, "dim"), (units.decimal(training[key], ".3g"), "")] if training[key] is not None else [])
+    items.append([(units.count(count), ""), (f" {term_text.clean(unit)}", "dim")] if count is not None else [])
+    items.append([("memory ", "dim"), (f"{units.gib(training['memory_bytes'])} GiB", "")] if training["memory_bytes"] else [])
     return term_text.flow([item for item in items if item], width, rows)
 
 
@@ -149,7 +149,7 @@ def curve(points: list[tuple[int, float]], name: str, width: int, rows: int, *, 
         return []
     clip = falls and len(finite) >= CLIPPED
     low, high = finite[0] if falls else 0.0, finite[len(finite) * 9 // 10] if clip else finite[-1]
-    shown = (lambda v: format(v, ".3f" if abs(high) >= FINE else ".3g")) if falls else term_text.count
+    shown = (lambda v: format(v, ".3f" if abs(high) >= FINE else ".3g")) if falls else units.count
     top, bottom = ("≥" if clip and high < finite[-1] else "") + shown(high), shown(low)
     if rows == 1:
         label = f" {top} – {bottom}"
@@ -168,7 +168,7 @@ def alerts(state: State, width: int) -> list[Line]:
 
 
 def warnings(state: State) -> list[Line]:
-    return [[(f"warning {term_text.clock(w['time_unix_s'])} ", "warn"), (term_text.clean(w["text"]), "")] for w in state["warnings"]]
+    return [[(f"warning {units.clock(w['time_unix_s'])} ", "warn"), (term_text.clean(w["text"]), "")] for w in state["warnings"]]
 
 
 def log(state: State, width: int, rows: int) -> list[Line]:
@@ -184,7 +184,7 @@ def places(state: State, width: int) -> list[Line]:
     if state["run"]["dir"]:
         lines.append([("RUN  ", "dim"), (place(state["run"]["dir"], width - 5), "dim")])
     if saved := state["checkpoint"]:
-        age = "" if state["run"]["state"] in ENDED else f"{term_text.duration(max(0.0, state['time_unix_s'] - saved['time_unix_s']))} ago  "
+        age = "" if state["run"]["state"] in ENDED else f"{units.duration(max(0.0, state['time_unix_s'] - saved['time_unix_s']))} ago  "
         where = place(saved["path"], width - 12 - len(age)) if saved["path"] else ""
         lines.append([("CHECKPOINT  ", "dim"), (age, ""), (where, "dim")])
     return lines

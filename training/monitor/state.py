@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from training.core import heartbeat, metric_units, rundir, standing
 from training.core.jsonl import Tail, dig, items, last_lines, mtime, number, read_object, text, whole
+from training.core.next_command import next_command
 from training.monitor import alerts, host_stats
 from training.monitor.history import History, median, percentile
-from training.trainer.summary import next_command
 
 if TYPE_CHECKING:
     from training.monitor.log_parsers.log_metrics import Figures, ScriptFigures

@@ -33,7 +33,7 @@ def ranks(state: State, width: int, rows: int) -> list[Line]:
     lines: list[Line] = [[(f"RANK {'PID':>8} {'STEP':>8}{titles} {'LAST BEAT':>10}  DOING", "dim")]]
     for r in shown:
         step = f"{r['step']:,}" if r["step"] is not None else "-"
-        mine = f" {term_text.milliseconds(r['own_ms_median']):>9} {term_text.gib(r['memory_bytes']):>5} GiB" if shares else ""
+        mine = f" {units.milliseconds(r['own_ms_median']):>9} {units.gib(r['memory_bytes']):>5} GiB" if shares else ""
         line: Line = [(f"{r['rank']:>4} {r['pid'] or '-':>8} {step:>8}{mine} ", "")]
         line.append((f"{_age(r, ended):>10}", "bad" if r["late"] else ""))
         line.append(("  " + term_text.clean(r["doing"] or unheard), "bad" if r["late"] else ""))
@@ -48,8 +48,8 @@ def _age(rank: dict[str, Any], ended: bool) -> str:
     if age is None:
         return "-"
     if ended:  # how long ago says nothing any more; when does
-        return term_text.clock(rank["beat_unix_s"])
-    shown = f"{age:.1f} s" if age < 100 else term_text.duration(age)
+        return units.clock(rank["beat_unix_s"])
+    shown = f"{age:.1f} s" if age < 100 else units.duration(age)
     return shown + (" LATE" if rank["late"] else "")
 
 
@@ -78,7 +78,7 @@ def gpus(state: State, width: int, rows: int) -> list[Line]:
     titles = f"GPU {'NAME':<17} {'USE':>5} {'MEMORY GiB':>14} {'TEMP':>6} {'POWER':>6}  PROCESSES (* this run)"
     lines: list[Line] = [[(titles, "dim")]]
     for g in shown:
-        memory = f"{term_text.gib(g['memory_used_bytes'])} / {term_text.gib(g['memory_total_bytes'])}"
+        memory = f"{units.gib(g['memory_used_bytes'])} / {units.gib(g['memory_total_bytes'])}"
         line: Line = [(f"{g['index']:>2}{'*' if g['in_plan'] else ' '} {short_name(g):<17} {unit(g['use_percent'], ' %'):>5} ", "")]
         line.append((f"{memory:>14} ", _memory_style(g)))
         line.append((f"{unit(g['temperature_c'], ' °C'):>6} {unit(g['power_w'], ' W'):>6}  ", "warn" if g["throttle_reasons"] else ""))
@@ -94,7 +94,7 @@ def gpus(state: State, width: int, rows: int) -> list[Line]:
 
 def gpu_details(gpu: dict[str, Any], ranks: list[dict[str, Any]]) -> list[Line]:
     """One GPU, everything that is known of it."""
-    memory = f"{term_text.gib(gpu['memory_used_bytes'])} of {term_text.gib(gpu['memory_total_bytes'])} GiB"
+    memory = f"{units.gib(gpu['memory_used_bytes'])} of {units.gib(gpu['memory_total_bytes'])} GiB"
     used, total = gpu["memory_used_bytes"], gpu["memory_total_bytes"]
     share = None if used is None or not total else used / total
     power = unit(gpu["power_w"], " W") + (f" of {gpu['power_limit_w']:.0f} W" if gpu["power_limit_w"] is not None else "")
@@ -118,7 +118,7 @@ def gpu_details(gpu: dict[str, Any], ranks: list[dict[str, Any]]) -> list[Line]:
             if p["this_run"]
             else f"stranger: {term_text.clean(p['user'])}"
         )
-        used_words = "-" if p["used_bytes"] is None else f"{term_text.gib(p['used_bytes'])} GiB"
+        used_words = "-" if p["used_bytes"] is None else f"{units.gib(p['used_bytes'])} GiB"
         words = f"  {'process':<12} {p['pid']:>8}  {used_words:>9}  {who}  {term_text.clean(p['command'])}"
         lines.append([(words, "good" if p["this_run"] else "warn")])
     return lines
@@ -148,7 +148,7 @@ def processes(every: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> Line:
     for p in sorted(every, key=lambda p: not p["this_run"]):
         rank = f"rank {numbers[p['pid']]} " if p["pid"] in numbers else ""
         owner = f"*{rank}" if p["this_run"] else f"{term_text.clean(p['user'])} " if p["user"] != "-" else ""
-        memory = f" {term_text.gib(p['used_bytes'])}" if p["used_bytes"] is not None else ""
+        memory = f" {units.gib(p['used_bytes'])}" if p["used_bytes"] is not None else ""
         line.append((("" if not line else ", ") + f"{owner}{p['pid']}{memory}", "good" if p["this_run"] else "warn"))
     return line
 
@@ -167,7 +167,7 @@ def system(state: State) -> list[Line]:
 def _used(system: dict[str, Any], name: str) -> str:
     """13.2/24 GiB: the total needs no decimals."""
     total = system[f"{name}_total_bytes"]
-    return f"{term_text.gib(system[f'{name}_used_bytes'])}/{'-' if total is None else round(total / (1 << 30))} GiB"
+    return f"{units.gib(system[f'{name}_used_bytes'])}/{'-' if total is None else round(total / (1 << 30))} GiB"
 
 
 def _full(system: dict[str, Any], name: str, limit: float) -> str:

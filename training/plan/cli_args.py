@@ -15,11 +15,10 @@ from training.config import flags, loader, program, resolve
 from training.config.schema import FIELDS, Known
 from training.core import rundir
 from training.core.errors import Problem, UserError
+from training.core.project import ENTRYPOINT, ROOT
 from training.plan import resume_run
 
-ROOT = Path(__file__).resolve().parent.parent
 QUICKSTART = "configs/dual_gpu/quickstart.py"
-ENTRYPOINT = "train.py"
 # Ranks each script starts on a machine: a number, or None for 'the first argument says'.
 SCRIPTS: dict[str, int | None] = {"train_dual_gpu.sh": 2, "train_dual_gpu_enhanced.sh": 2, "launch_train.sh": None, ENTRYPOINT: 1}
 MAX_RANKS = 1024

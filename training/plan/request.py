@@ -19,15 +19,16 @@ from training.config import batch, flags, loader, resolve, saved
 from training.config.schema import Config
 from training.core import log, rundir, standing
 from training.core.errors import NothingToDo, Problem, UserError
+from training.core.project import ENTRYPOINT
 from training.data import corpus
 from training.host import packages, program, topology
 from training.host.placement import NODE, RANK, Asked, Place
 from training.plan import cli_args as reading
 from training.plan import finished
-from training.plan.cli_args import ENTRYPOINT, command, folder
+from training.plan.cli_args import command, folder
 from training.tasks import sample_batch
 from training.tasks.gpt import validation as gpt
-from training.tasks.video_restoration.kair import loader
+from training.tasks.video_restoration.kair.loader import api_key
 
 NAME_CHARACTERS = "letters, digits, dot, dash and underscore"
 
@@ -123,14 +124,14 @@ class Request(Launch):
 
     def login_file(self) -> str | None:
         """An option file that holds a key for W&B: it is read again where W&B starts, and the key written nowhere."""
-        if self.config_file and loader.api_key(self.config_file):
+        if self.config_file and api_key(self.config_file):
             return str(self.config_file.absolute())
         before = standing.read_plan(self.resume_from) if self.resume_from else None
         return (before or {}).get("login_file")
 
     def tracked(self) -> list[str]:
         """The packages of the trackers that are on."""
-        key = loader.api_key(self.config_file) if self.config_file else None
+        key = api_key(self.config_file) if self.config_file else None
         return trackers(self.config, key)
 
     def values(self) -> dict[str, Any]:
@@ -218,7 +219,7 @@ def read(
 
 
 def trackers(config: Config, key: str | None = None) -> list[str]:
-    from training.trainer.metrics_writer import wandb_mode
+    from training.host.wandb_login import wandb_mode
 
     wandb = ["wandb"] if wandb_mode(config, key)[0] != "disabled" else []
     return [*(["tensorboard"] if config.tensorboard else []), *wandb]

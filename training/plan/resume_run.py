@@ -98,12 +98,13 @@ def _latest(wish: Wish, origin: str, problems: list[Problem]) -> Found:
 def _meant(wanted: str, names: list[str]) -> list[str]:
     """Runs that a wrong --resume may mean: the one that a checkpoint's path names, the newest for a yes; else the last three."""
     from training.config import meant  # only when something is wrong
+    from training.core import suggest
 
     if inside := [name for name in names if name in Path(wanted).parts]:
         return inside[:1]
     if names and (near := meant.value("resume", wanted, FIELDS)[0]):
         return near
-    return list(dict.fromkeys([*meant.near(wanted.strip("/").rpartition("/")[2], names), *names]))[:3]
+    return list(dict.fromkeys([*suggest.suggest(wanted.strip("/").rpartition("/")[2], names), *names]))[:3]
 
 
 def _runs(experiments: Path) -> list[tuple[rundir.RunDir, dict[str, Any]]]:
@@ -139,8 +140,8 @@ def _row(wish: Wish, run: rundir.RunDir, plan: dict[str, Any], end: finished.Fin
     if end:
         return f"{wish.command(run, **end.longer)}   # {config.name + ', ' if config else ''}{end.sentence()}"
     # Imported only for the list: the command line is checked before anything is installed.
+    from training.core.units import clock
     from training.monitor.state import Watch
-    from training.monitor.term_text import clock
 
     state = Watch(run).read(0.0)
     progress, facts = state["progress"], state["run"]

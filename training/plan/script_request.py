@@ -18,6 +18,7 @@ from typing import Any
 from training.config import flags, resolve
 from training.config.schema import FIELDS
 from training.config.translate import Changes
+from training.core import suggest
 from training.core.errors import Problem, UserError
 from training.host.placement import RANK
 from training.plan.cli_args import SCRIPTS, command, folder, number_of_ranks
@@ -138,7 +139,7 @@ def _misplaced(line: flags.CommandLine, own: list[str], theirs: list[str], ranks
             row = foreign_names.row_of(one.name)
             out.append(Problem(f"{one.typed} is not a known flag: {row.note if row else ''}", "", [command]))
             continue
-        near = [n for n in meant.near(one.name, list(used)) if meant.fits(n, one.text, used)][:1]
+        near = [n for n in suggest.suggest(one.name, list(used)) if meant.fits(n, one.text, used)][:1]
         fixes = [_rebuilt(line, own, theirs, ranks, {n: one.text or "true"}, without=one) for n in near]
         out.append(Problem(f"{one.typed} is not a flag of the launcher", ALLOWED, [*fixes, command]))
     for name in dict.fromkeys(name for name, _, _ in line.places if _means_nothing(name)):
@@ -214,7 +215,7 @@ def _script(path: str, args: list[str], environ: Mapping[str, str], problems: li
     file = Path(os.path.expanduser(path))  # noqa: PTH111 – Path.expanduser raises for an unknown user
     python, reason = interpreter(environ)
     if not file.is_file():
-        near = flags.suggest(file.name, [p.name for p in file.parent.glob("*.py")] if file.parent.is_dir() else [])
+        near = suggest.suggest(file.name, [p.name for p in file.parent.glob("*.py")] if file.parent.is_dir() else [])
         fixes = [f"--script={shlex.quote(str(file.with_name(name)))}" for name in near]
         what = "is a folder" if file.is_dir() else "is not there"
         problems.append(Problem(f"the script {path!r} (--script) {what}", "a Python file or a program", fixes))

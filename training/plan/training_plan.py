@@ -24,13 +24,13 @@ from training.cli.option_help import option_lines
 from training.config import batch, flags
 from training.core import log, units
 from training.core.errors import Exit, NothingToDo, UserError
+from training.core.project import ENTRYPOINT
 from training.host import decisions, env_vars, gpus, torch_build
 from training.host import program as command
 from training.host.placement import RANK
 from training.plan import builder, preflight, resume_checks, writer
 from training.plan import script_request as own_script
 from training.plan.builder import Decided, Plan
-from training.plan.cli_args import ENTRYPOINT
 from training.plan.request import Launch, Request, read
 from training.tasks.gpt import memory
 

@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 from training.core import log as console
 from training.core import rundir, standing
 from training.core.errors import Problem, UserError
+from training.core.project import ROOT
 from training.launcher import rendezvous
 from training.plan import preflight
-from training.plan.cli_args import ROOT
 from training.plan.request import Launch
 
 Plan = dict[str, Any]

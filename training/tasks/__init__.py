@@ -27,7 +27,7 @@ class Kind:
     """A task as a plan sees it. `own`: its options beside the fields that every training has, as fields of the same make."""
 
     name: str
-    custom: Known
+    own: Known
     file: Path | None = None  # of a user's own task
 
     @property

@@ -14,9 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from training.config.flags import ACTIONS, ALIASES, suggest
+from training.config.flags import ACTIONS, ALIASES
 from training.config.schema import FIELDS, VIDEO, option, shared
 from training.core.errors import Problem
+from training.core.suggest import suggest
 
 if TYPE_CHECKING:
     import torch

@@ -12,6 +12,7 @@ from typing import Any
 from training.config.schema import Config
 from training.core import log, rundir
 from training.host import packages
+from training.host.wandb_login import wandb_mode
 from training.trainer import tracking
 from training.trainer.tracking import End, Record, Sink, Trackers
 
@@ -26,26 +27,6 @@ def login(plan: Mapping[str, Any]) -> str | None:
 
     file = plan.get("login_file")
     return loader.api_key(Path(file)) if file and not os.environ.get("WANDB_API_KEY") else None
-
-
-def wandb_mode(config: Config, key: str | None = None) -> tuple[str, str]:
-    """The mode that is used and why; 'disabled' never imports wandb. `key`: of login()."""
-    if config.use_dummy_wandb:
-        return "disabled", "dummy"
-    if config.wandb_mode != "auto":
-        return config.wandb_mode, "as asked"
-    if key or os.environ.get("WANDB_API_KEY") or _netrc_has_wandb():
-        return "online", "logged in"
-    return "disabled", "no login; `wandb login` or --wandb_mode=offline turns it on"
-
-
-def _netrc_has_wandb() -> bool:
-    import netrc
-
-    try:
-        return any("wandb" in host for host in netrc.netrc().hosts)
-    except (OSError, netrc.NetrcParseError):
-        return False
 
 
 class Recorder:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from training.core import log
-from training.monitor import term_text
+from training.core import log, units
 from training.trainer import flops
 from training.trainer.checkpoint import Position
 from training.trainer.evaluate import Scores
@@ -80,7 +79,7 @@ class Progress:
             self._bar.update()
         if position.step == 1 or position.step % self.session.config.log_every == 0 or position.step == self.session.length.total_steps:
             self._line(
-                position, f"Loss: {self.session.task.shown_loss(loss)}, LR: {rate:.2e}, {term_text.amount(speed).replace(',', '')} {unit}/s"
+                position, f"Loss: {self.session.task.shown_loss(loss)}, LR: {rate:.2e}, {units.amount(speed).replace(',', '')} {unit}/s"
             )
 
     def evaluation(self, position: Position, result: tuple[Scores | None, float]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from training import tasks
 from training.core import metric_units, rundir, units
-from training.monitor import term_text
+from training.core.next_command import next_command
 from training.plan.finished import longer
 
 
@@ -44,7 +44,7 @@ def _model(plan: dict[str, Any]) -> str:
 
 def trained(s: dict[str, Any], plan: dict[str, Any]) -> str:
     unit, count, name = metric_units.counted(s), metric_units.so_far(s), metric_units.data(plan)
-    amount = units.millions(count) if count is not None and unit == metric_units.TOKENS else term_text.count(count)
+    amount = units.millions(count) if count is not None and unit == metric_units.TOKENS else units.count(count)
     of = f" of {name}" if name else ""
     return f"{units.plural(s['steps'], 'step')}, {amount} {unit}{of}{_when(s)}, {plan['ranks']} × {plan['device']['value']}"
 
@@ -70,7 +70,7 @@ def _when(s: dict[str, Any]) -> str:
 
 def _rate(s: dict[str, Any]) -> str:
     rate = metric_units.speed(s)
-    return f"{term_text.amount(rate)} {metric_units.counted(s)}/s, " if rate is not None else ""
+    return f"{units.amount(rate)} {metric_units.counted(s)}/s, " if rate is not None else ""
 
 
 def _use(s: dict[str, Any]) -> str:
@@ -86,17 +86,6 @@ def _contents(run: rundir.RunDir, checkpoint: str) -> str:
 
 def _default_place(plan: dict[str, Any]) -> bool:
     return bool(plan["origins"]["out_dir"] == "default")
-
-
-def next_command(plan: dict[str, Any], run: rundir.RunDir, **changes: Any) -> str:
-    """The command that continues this run: a resumed run keeps its own configuration, so it is short."""
-    script = plan["command"]["script"]
-    program = {"launch_train.sh": f"./launch_train.sh {plan['ranks']}", "train.py": "python train.py"}.get(script, f"./{script}")
-    if script == "train.py" and plan["ranks"] > 1:
-        program = f"torchrun --nproc_per_node={plan['ranks']} train.py"
-    kept = {n: plan["config"][n] for n in ("out_dir", "log_dir") if plan["origins"][n] != "default"}
-    flags = kept | {"resume": run.name} | changes
-    return " ".join([program, *(f"--{name}={shlex.quote(str(value))}" for name, value in flags.items())])
 
 
 def _duration(seconds: float) -> str:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from training.config.batch import Batch
 from training.config.schema import Config
-from training.core import heartbeat, log, phase_timeouts, rundir, units
+from training.core import heartbeat, log, next_command, phase_timeouts, rundir, units
 from training.core.errors import Problem, UserError
 from training.data.batch_dataset import Rows
 from training.data.duration import Length, plan_length
@@ -22,7 +22,7 @@ from training.data.loader import Batches
 from training.inspector.distributed import World
 from training.tasks import optim
 from training.tasks.base import Task
-from training.trainer import checkpoint, summary
+from training.trainer import checkpoint
 from training.trainer.async_checkpoint import PHASE, Saver
 
 
@@ -135,7 +135,7 @@ def begin(plan: dict[str, Any], run: rundir.RunDir, world: World, task: Task) ->
         validation=task.rows("val"),
         autocast=autocast,
         position=position,
-        saver=_saver(run, config, summary.next_command(plan, run)),
+        saver=_saver(run, config, next_command.next_command(plan, run)),
         facts=facts,
     )
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from training.core import heartbeat, log, phase_timeouts, rundir
 from training.core.errors import Exit, NothingToDo, Stopped, UserError
+from training.core.project import ENTRYPOINT
 from training.host import allocator, packages, process, program
 from training.host.placement import NODE
-from training.plan.cli_args import ENTRYPOINT
 from training.trainer import flight_recorder_server
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.core import exit_status, rundir
+from training.core.tail import tail
 from training.diagnose import exception_cause
 from training.host.gpus import one_line
-from training.launcher.output import tail
 from training.watchdog.hang_report import DESYNC
 from training.watchdog.probes import flight_recorder, stacks
 

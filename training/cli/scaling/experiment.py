@@ -16,9 +16,10 @@ from training.cli.scaling.options import COMMAND, Options
 from training.config import batch, flags, loader, resolve
 from training.config.schema import FIELDS, Config, kind
 from training.core.errors import Exit, Problem, UserError
+from training.core.project import ROOT
 from training.host import env_vars, gpus
 from training.plan import training_plan as planner
-from training.plan.cli_args import QUICKSTART, ROOT
+from training.plan.cli_args import QUICKSTART
 
 SCRIPT = "launch_train.sh"
 WARM_UP_STEPS = 5  # at the start of each run, not counted

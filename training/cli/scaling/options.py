@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from training.config import flags
 from training.config.schema import FIELDS
 from training.config.translate import RANKS
+from training.core import suggest
 from training.core.errors import Problem
 from training.plan.cli_args import MAX_RANKS
 
@@ -67,7 +68,7 @@ def _near(name: str) -> list[str]:
 
     if (row := foreign_names.row_of(name)) is not None:  # its length is its own; everything else the launcher answers
         return {"num_iterations": ["steps"], RANKS: ["ranks"]}.get(" ".join(row.to), [])
-    best = flags.suggest(name, [*OWN, *FIELDS, *flags.ACTIONS])[:1]
+    best = suggest.suggest(name, [*OWN, *FIELDS, *flags.ACTIONS])[:1]
     return [n for n in best if n in OWN]
 
 

@@ -6,10 +6,10 @@ import re
 import signal
 from dataclasses import dataclass, field
 
+from training.core.project import ROOT
 from training.launcher.communication import stages
 from training.launcher.communication.runner import Outcome
 from training.launcher.failure_report import UNDERLINE
-from training.plan.cli_args import ROOT
 
 OK, HANG, FAILED, WRONG, STOPPED, SLOW = "ok", "hang", "failed", "wrong data", "stopped", "not finished"
 MOVING = 0.1  # of the limit: who has come to a stage so shortly before it does not hang

@@ -6,10 +6,10 @@ import shlex
 import sys
 from dataclasses import dataclass, field
 
+from training.core.project import ROOT
 from training.launcher.communication import analysis, stages
 from training.launcher.communication.analysis import Finding
 from training.plan import preflight
-from training.plan.cli_args import ROOT
 
 NAME = "communication"
 P2P, INTERFACE = "NCCL_P2P_DISABLE", "GLOO_SOCKET_IFNAME"

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from training.core import heartbeat, rundir
+from training.core.project import ROOT
+from training.core.tail import tail
 from training.host import process, topology
 from training.host.placement import LOOPBACK
 from training.launcher.communication import stages
-from training.launcher.output import tail
-from training.plan.cli_args import ROOT
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PREFIX = "duet-communication-"

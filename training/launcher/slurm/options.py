@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from training.config.flags import ACTIONS, suggest
+from training.config.flags import ACTIONS
 from training.config.foreign_names import row_of
 from training.config.schema import FIELDS, kind
 from training.config.translate import RANKS as NUMBER
 from training.core.errors import Problem
+from training.core.suggest import suggest
 from training.plan.cli_args import MAX_RANKS, QUICKSTART
 
 SCRIPT = "submit_job.sh"

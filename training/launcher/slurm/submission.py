@@ -22,9 +22,10 @@ from training.config import flags
 from training.config.schema import FIELDS, of_the_run
 from training.core import rundir
 from training.core.errors import Problem, UserError
+from training.core.project import ROOT
 from training.host import topology
 from training.launcher.slurm import code_snapshot, options
-from training.plan.cli_args import QUICKSTART, ROOT, command
+from training.plan.cli_args import QUICKSTART, command
 from training.plan.request import Request, read
 
 LAUNCHER = "launch_train.sh"

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from training.core import find_run
+from training.core import find_run, project
 from training.core.errors import Problem, UserError
 from training.core.rundir import RunDir
 
@@ -78,7 +78,7 @@ def _seconds(value: str) -> float | None:
     return seconds if EVERY_RANGE_S[0] <= seconds <= EVERY_RANGE_S[1] else None
 
 
-def find(wanted: str, root: Path = find_run.ROOT) -> RunDir:
+def find(wanted: str, root: Path = project.ROOT) -> RunDir:
     """The run of that name or folder; "": the newest. Raises UserError."""
     try:
         return find_run.find(wanted or None, root / find_run.EXPERIMENTS, ASKER)

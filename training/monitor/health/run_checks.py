@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from training.core import metric_units, rundir
+from training.core import metric_units, rundir, units
 from training.core.jsonl import dig, items, text, whole
 from training.core.rundir import RunDir
-from training.monitor import term_text
 from training.monitor.health.activity import Looked
 from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, Check, alike, span
 from training.monitor.health.target import Target
@@ -130,7 +129,7 @@ def loss(state: State) -> Check:
     more = "" if norm is None else f", gradient norm {norm:.3g}"
     if norm is not None and not math.isfinite(norm):
         return Check("loss", BAD, f"gradient norm {norm} at step {progress['step']}")
-    return Check("loss", OK, f"{term_text.decimal(value)}{unit} at step {progress['step']}, finite{more}")
+    return Check("loss", OK, f"{units.decimal(value)}{unit} at step {progress['step']}, finite{more}")
 
 
 def memory(state: State) -> Check:

@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 from training.core.errors import Problem, UserError
+from training.core.units import clock, duration
 from training.monitor import alerts, host_stats
 from training.monitor.log_parsers import end_detection
 from training.monitor.log_parsers.log_metrics import Figures
 from training.monitor.state import CURVE_POINTS, FAILED, FINISHED, GPU_PATIENCE_S, LOG_LINES, RUNNING, SCHEMA_VERSION, STARTING, State
-from training.monitor.term_text import clock, duration
 
 SILENT = "silent"  # nothing comes any more, and nothing says how it ended
 RECENT_S = 60.0  # written to so lately, or within some of its usual intervals: it runs

@@ -8,6 +8,7 @@ from typing import Any
 from training.config.schema import of_the_run
 from training.core import metric_units
 from training.core.jsonl import dig, number, text
+from training.core.units import count, decimal, milliseconds
 from training.monitor.report import charts, run_charts, sections
 from training.monitor.report.charts import DOTS, LINE, Chart, Series
 from training.monitor.report.html import Html, join, table, tag
@@ -15,7 +16,6 @@ from training.monitor.report.page import Page, code
 from training.monitor.report.page import names as legend
 from training.monitor.report.run import Run
 from training.monitor.report.series import Curve
-from training.monitor.term_text import count, decimal, milliseconds
 
 HINT = "Move the mouse over a curve for its values. Drag to move, Ctrl + wheel to zoom, double click to go back; click a run to hide it."
 SMOOTHED = "the running median"

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from training.core import find_run
 from training.core.errors import Problem, UserError
-from training.core.find_run import EXPERIMENTS, LATEST, ROOT, Asker
+from training.core.find_run import EXPERIMENTS, LATEST, Asker
+from training.core.project import ROOT
 from training.core.rundir import RunDir
 from training.diagnose import card
 
@@ -25,7 +26,7 @@ NAMES, NAME_LENGTH = 3, 90  # of runs in a file name, characters
 class Options:
     """A checked command line."""
 
-    find_run: list[RunDir] = field(default_factory=list)
+    runs: list[RunDir] = field(default_factory=list)
     out: Path = Path()
     lang: str = ""
     quiet: bool = False
@@ -93,7 +94,7 @@ def _find_runs(options: Options, words: list[str], root: Path, problems: list[Pr
 
 
 def _or_latest(problem: Problem, word: str) -> Problem:
-    from training.config.flags import suggest
+    from training.core.suggest import suggest
 
     return replace(problem, fixes=[f"{COMMAND} {LATEST}", *problem.fixes]) if suggest(word, [LATEST]) else problem
 

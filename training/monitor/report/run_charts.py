@@ -8,12 +8,12 @@ from typing import Any
 
 from training.core import heartbeat, metric_units, units
 from training.core.jsonl import whole
+from training.core.units import count, decimal, duration, milliseconds
 from training.monitor.report import charts
 from training.monitor.report import series as curves
 from training.monitor.report.charts import DOTS, LINE, Chart, Series
 from training.monitor.report.run import Run
 from training.monitor.report.series import Curve, Metrics, Place
-from training.monitor.term_text import count, decimal, duration, milliseconds
 
 GIB, MIB = 1 << 30, 1 << 20
 RANKS = 8  # curves of ranks in one chart, at most

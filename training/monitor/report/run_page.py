@@ -7,13 +7,13 @@ import statistics
 from training import tasks
 from training.core import metric_units
 from training.core.jsonl import text
+from training.core.units import clock
 from training.monitor.alerts import MEASURED_STEPS, SLOW_RANK
 from training.monitor.report import run_charts, sections, series, timeline
 from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import Page, folded, tiles
 from training.monitor.report.run import Run, value_of
 from training.monitor.state import FAILED
-from training.monitor.term_text import clock
 
 EVEN_PERCENT = 5  # that the own times of two ranks may be apart
 HINT = "Move the mouse over a curve for its values. Drag to move, Ctrl + wheel to zoom, double click to go back; click a name to hide it."

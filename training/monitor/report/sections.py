@@ -11,13 +11,13 @@ from training.config.batch import Batch
 from training.config.schema import FIELDS, VIDEO
 from training.core import redact, units
 from training.core.jsonl import Record, dig, items, number, text, whole
+from training.core.units import clock, count, duration
 from training.diagnose import card
 from training.monitor.report import series
 from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import code, folded
 from training.monitor.report.run import PICTURE_BYTES, PICTURES, Run, value_of
 from training.monitor.report.timeline import describe
-from training.monitor.term_text import clock, count, duration
 from training.plan.cli_args import command
 
 GIB = 1 << 30

@@ -9,11 +9,11 @@ from typing import Any
 
 from training.core import units
 from training.core.jsonl import Record, number, text, whole
+from training.core.units import duration
 from training.monitor.report import charts
 from training.monitor.report.charts import Chart
 from training.monitor.report.run import Run
 from training.monitor.report.series import clock
-from training.monitor.term_text import duration
 
 START, TRAINING, EVALUATION, LOST = "start-up", "training", "evaluation", "no progress"
 KINDS = (TRAINING, EVALUATION, START, LOST)

@@ -55,7 +55,7 @@ def _problem(file: Path) -> str:
 
 def wandb(config: Config, key: str | None = None) -> Check:
     """What will happen with W&B. Whether there is a login is known; the key itself is nobody's business. `key`: of the config file."""
-    from training.trainer.metrics_writer import wandb_mode
+    from training.host.wandb_login import wandb_mode
 
     mode, reason = wandb_mode(config, key)
     logged_in = wandb_mode(replace(config, use_dummy_wandb=False, wandb_mode="auto"), key)[0] == "online"

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from training.core.project import ROOT
 from training.host import network
-from training.plan.cli_args import ROOT
 from training.plan.preflight.report import OK, WARNING, Check
 
 NAME_LIMIT_S = 1.0

@@ -11,11 +11,11 @@ import time
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from training.config.flags import suggest
 from training.core.errors import Problem, UserError
+from training.core.project import ROOT
+from training.core.suggest import suggest
 from training.host import packages
 
-ROOT = Path(__file__).resolve().parents[3]
 COMMAND = "python -m training.tasks.make_blur_video"
 NEXT = "./launch_train.sh 2 configs/video/quickstart.py"
 SWITCHES = ("spikes", "force", "help")

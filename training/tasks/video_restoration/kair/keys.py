@@ -201,7 +201,7 @@ def meant(dotted: str) -> list[str]:
     """What somebody may have meant who wrote this unknown key: the same word in another section first, or our
     name for it; else words like it, nearest
     first, in its own section before all others."""
-    from training.config.flags import suggest
+    from training.core.suggest import suggest
 
     section, _, word = dotted.rpartition(".")
     known = [*KEYS, *SECTIONS, *(f"{OURS}.{name}" for name in own_fields())]

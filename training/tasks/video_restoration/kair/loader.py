@@ -10,12 +10,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from training.config.flags import suggest
 from training.config.jsonc import Wrong, kind, parse, without_comments
 from training.config.loader import Loaded
 from training.config.schema import FIELDS, VIDEO
 from training.core.errors import Problem
 from training.core.redact import masked
+from training.core.suggest import suggest
 from training.tasks.video_restoration.kair.keys import MARKS, SECTIONS
 from training.tasks.video_restoration.kair.reader import Reading
 

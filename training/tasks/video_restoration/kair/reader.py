@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-from training.config.flags import suggest
 from training.config.jsonc import Document, Keys, is_number, kind, short, spelled
 from training.config.loader import Loaded
 from training.core.errors import Problem
+from training.core.suggest import suggest
 from training.tasks.video_restoration.kair import keys as vocabulary
 from training.tasks.video_restoration.kair.keys import KEYS, KINDS, NETWORK, OURS, SECTIONS, converted, leaf, nothing
 

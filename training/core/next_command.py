@@ -1,0 +1,19 @@
+"""The command that continues a run."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from training.core import rundir
+
+
+def next_command(plan: dict[str, Any], run: rundir.RunDir, **changes: Any) -> str:
+    """The command that continues this run: a resumed run keeps its own configuration, so it is short."""
+    script = plan["command"]["script"]
+    program = {"launch_train.sh": f"./launch_train.sh {plan['ranks']}", "train.py": "python train.py"}.get(script, f"./{script}")
+    if script == "train.py" and plan["ranks"] > 1:
+        program = f"torchrun --nproc_per_node={plan['ranks']} train.py"
+    kept = {n: plan["config"][n] for n in ("out_dir", "log_dir") if plan["origins"][n] != "default"}
+    flags = kept | {"resume": run.name} | changes
+    return " ".join([program, *(f"--{name}={shlex.quote(str(value))}" for name, value in flags.items())])

@@ -1,0 +1,18 @@
+"""The end of a file of text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TAIL_BYTES = 1 << 16
+
+
+def tail(path: Path, lines: int, since: int = 0) -> list[str]:
+    """The last lines of a file, progress bars as a terminal would leave them; nothing from before the byte `since`."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(since, path.stat().st_size - TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.splitlines() if line.strip()][-lines:]

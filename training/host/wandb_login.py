@@ -1,0 +1,27 @@
+"""Which mode of W&B a run on this machine uses: that follows from the configuration and from whether somebody is logged in."""
+
+from __future__ import annotations
+
+import os
+
+from training.config.schema import Config
+
+
+def wandb_mode(config: Config, key: str | None = None) -> tuple[str, str]:
+    """The mode that is used and why; 'disabled' never imports wandb. `key`: of login()."""
+    if config.use_dummy_wandb:
+        return "disabled", "dummy"
+    if config.wandb_mode != "auto":
+        return config.wandb_mode, "as asked"
+    if key or os.environ.get("WANDB_API_KEY") or _netrc_has_wandb():
+        return "online", "logged in"
+    return "disabled", "no login; `wandb login` or --wandb_mode=offline turns it on"
+
+
+def _netrc_has_wandb() -> bool:
+    import netrc
+
+    try:
+        return any("wandb" in host for host in netrc.netrc().hosts)
+    except (OSError, netrc.NetrcParseError):
+        return False
