@@ -11,7 +11,7 @@ from pathlib import Path
 from training.core.errors import UserError
 from training.data import corpus
 from training.data.prepare import Prepared, ensure
-from training.data.prepared_cache import CACHE
+from training.trainer.prepared_cache import CACHE
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / ".tools/peers"

@@ -54,7 +54,7 @@ from benchmarks.crash_report import END, LOST, RESUME, SURVIVORS, TRACE, WEIGHTS
 from training.core import heartbeat
 from training.core.errors import Exit
 from training.core.rundir import RunDir, read_json
-from training.data.prepared_cache import CACHE
+from training.trainer.prepared_cache import CACHE
 
 PR_SET_CHILD_SUBREAPER = 36
 GONE_S = 8.0

@@ -29,5 +29,5 @@ help::print() {
   any=$(python::any) || return
   # -I -S: nothing of the environment is loaded, so help answers at once. `--help | head` is no error: SIGPIPE as usual.
   "$any" -I -S -c 'import signal, sys; signal.signal(signal.SIGPIPE, signal.SIG_DFL); sys.path.insert(0, sys.argv[1])
-import training.cli.option_help as h; print("\n".join(h.option_lines()))' "$DUET_ROOT"
+import training.plan.option_help as h; print("\n".join(h.option_lines()))' "$DUET_ROOT"
 }

@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 from tests.unit.conftest import ROOT
-from training.cli.option_help import option_lines
 from training.config.flags import ACTIONS
 from training.config.schema import FIELDS, GROUPS
 from training.core.errors import EXIT_MEANING
+from training.plan.option_help import option_lines
 
 
 def line_of(name: str) -> str:
@@ -49,7 +49,7 @@ def test_how_values_are_shown() -> None:
 
 def test_it_needs_nothing_that_is_not_in_python_itself() -> None:
     # The shell calls it like this before anything is installed.
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import training.cli.option_help as h; print('\\n'.join(h.option_lines()))"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import training.plan.option_help as h; print('\\n'.join(h.option_lines()))"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code, str(ROOT)], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == option_lines()
     assert done.stderr == ""

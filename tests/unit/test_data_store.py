@@ -14,8 +14,8 @@ from training.config.schema import FIELDS, Config
 from training.core import manifest
 from training.core.errors import Exit, UserError
 from training.core.rundir import RunDir
-from training.data import prepared_cache
 from training.data.prepare import content
+from training.trainer import prepared_cache
 
 Write = Callable[..., str]
 

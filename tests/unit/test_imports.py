@@ -14,7 +14,7 @@ MODULES = [
     "training.cli.monitor",
     "training.cli.report",
     "training.cli.inspect",
-    "training.cli.option_help",
+    "training.plan.option_help",
     "training.plan.preflight",
     "training.cli.communication",
     "training.cli.submit",
@@ -39,7 +39,7 @@ def test_nor_does_a_plan_that_is_made(tmp_path: object) -> None:
     assert done.stdout.splitlines()[-1] == "[] 0", done.stderr
 
 
-@pytest.mark.parametrize("module", ["training.plan.request", "training.cli.option_help"])
+@pytest.mark.parametrize("module", ["training.plan.request", "training.plan.option_help"])
 def test_before_the_installation_the_standard_library_is_enough(module: str) -> None:
     done = python("-S", "-c", f"import sys, {module}; assert not any('site-packages' in p for p in sys.path)")
     assert (done.returncode, done.stderr) == (0, "")

@@ -353,7 +353,7 @@ def test_who_was_asked_by_a_scheduler_keeps_what_is_slow_by_nature(run: RunDir, 
         writer.beat("fetch")
     writer.beat(phase)
     (beat,) = read_all(run.heartbeats)
-    assert timeouts.patience_s(beat, asked, RanksWatch(run, PLAN, Team(range(1), 1))) == seconds
+    assert timeouts.patience_s(beat, asked, RanksWatch(run, PLAN, range(1), 1)) == seconds
 
 
 def test_a_rank_of_torchrun_that_has_left_in_its_work_is_named(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,7 +395,7 @@ def test_only_ranks_that_wait_for_others_stand_still(
     (beat,) = read_all(run.heartbeats)
     later = beat.monotonic_ns + 9 * 10**9
     monkeypatch.setattr("time.monotonic_ns", lambda: later)
-    watch = RanksWatch(run, PLAN, Team(range(1), 1))
+    watch = RanksWatch(run, PLAN, range(1), 1)
     assert timeouts.still_s([beat], watch) == (9.0 if still else 0.0)
     assert timeouts.still_s([], watch) == 0.0
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from training.monitor.log_parsers import line_parser
-from training.monitor.log_parsers.watch import LogWatch
+from training.diagnose.log_parsers import line_parser
+from training.monitor.log_watch import LogWatch
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "foreign"
 PATIENCE_S = 0.05  # for the GPU driver

@@ -15,9 +15,9 @@ import pytest
 
 from tests.unit.monitor_runs import Made
 from training.core.errors import UserError
+from training.diagnose.log_parsers import log_tail as text_module
 from training.monitor import state
-from training.monitor.log_parsers import log_tail as text_module
-from training.monitor.log_parsers.watch import SILENT, LogWatch
+from training.monitor.log_watch import SILENT, LogWatch
 
 PATIENCE_S = 0.05
 STEPS = "".join(f"step {n} loss {3 - n / 100:.2f}\n" for n in range(10, 110, 10))

@@ -12,8 +12,8 @@ import pytest
 
 from tests.unit.monitor_runs import Made, dead_pid, look, program, text_of
 from training.core import rundir
+from training.diagnose.log_parsers.log_metrics import Figures
 from training.monitor import state
-from training.monitor.log_parsers.log_metrics import Figures
 
 KAIR = Path(__file__).parents[1] / "fixtures" / "foreign" / "kair.log"
 SCRIPT = {"path": "main_train_vrt.py", "args": ["--dist", "True"], "python": "/usr/bin/python3", "python_reason": "as asked"}

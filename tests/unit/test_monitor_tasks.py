@@ -12,11 +12,11 @@ import pytest
 from tests.unit.monitor_runs import VIDEO, Made, check_size, dead_pid, look, text_of
 from training import tasks
 from training.core import metric_units, rundir
+from training.diagnose.log_parsers import line_parser
 from training.monitor import run_list, screen
 from training.monitor.health import run_checks
 from training.monitor.health.activity import Looked
 from training.monitor.health.target import Target
-from training.monitor.log_parsers import line_parser
 from training.monitor.run_list import Fleet
 from training.monitor.screen import View
 

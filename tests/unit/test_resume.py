@@ -12,11 +12,11 @@ from training.config.loader import Values
 from training.config.schema import FIELDS, Config
 from training.core import manifest, rundir
 from training.core.errors import UserError
-from training.data import prepared_cache
 from training.data.corpus import Source
 from training.data.prepare import Prepared, content, ensure
 from training.data.tokenizer import identity
 from training.plan import resume_checks
+from training.trainer import prepared_cache
 
 SHAPE = {"depth": 2, "vocab": 320, "max_seq_len": 64}
 

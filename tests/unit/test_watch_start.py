@@ -16,7 +16,6 @@ import pytest
 from tests.conftest import wait_until
 from training.core.heartbeat import Heartbeat, read_all
 from training.core.rundir import RunDir
-from training.launcher.local_ranks import Team
 from training.watchdog import discovery, heartbeat_watchdog
 from training.watchdog.hang_report import DESYNC, HANG, STOPPED, UNEVEN, Finding
 from training.watchdog.probes import flight_recorder, procfs, stacks
@@ -40,7 +39,7 @@ def test_an_error_of_the_watch_turns_it_off_for_a_while(
 ) -> None:
     clock = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    watch = RanksWatch(run, PLAN, Team(range(2), 2))
+    watch = RanksWatch(run, PLAN, range(2), 2)
     monkeypatch.setattr(heartbeat_watchdog.Watch, "look", lambda self, pids: 1 / 0)
     for off_s in (60, 120, 240, 480):
         assert watch.look({0: os.getpid()}, {}) is None
@@ -59,7 +58,7 @@ def test_an_error_of_the_watch_turns_it_off_for_a_while(
 def test_an_error_that_passes_is_forgotten(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, found = [1000.0], Finding(HANG, 0, None, "stands", {}, {}, 4.0)
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    watch = RanksWatch(run, PLAN, Team(range(2), 2))
+    watch = RanksWatch(run, PLAN, range(2), 2)
     monkeypatch.setattr(heartbeat_watchdog.Watch, "look", lambda self, pids: 1 / 0)
     assert watch.look({0: os.getpid()}, {}) is None
     monkeypatch.setattr(heartbeat_watchdog.Watch, "look", lambda self, pids: found)
@@ -73,11 +72,11 @@ def test_no_error_escapes_elsewhere(run: RunDir, monkeypatch: pytest.MonkeyPatch
     beat.beat("fetch")
     (read,) = read_all(run.heartbeats, range(1))
     monkeypatch.setattr(heartbeat_watchdog.Watch, "patience_s", lambda self, beat: 1 / 0)
-    watch = RanksWatch(run, PLAN, Team(range(2), 2))
+    watch = RanksWatch(run, PLAN, range(2), 2)
     assert watch.patience_s(read) == 0.0 and "ZeroDivisionError" in capsys.readouterr().err
     assert watch.patience_s(read) == 0.0 and capsys.readouterr().err == ""
     monkeypatch.setattr(ScriptWatch, "close", lambda self: 1 / 0)
-    RanksWatch(run, PLAN | SCRIPT, Team(range(2), 2)).close()
+    RanksWatch(run, PLAN | SCRIPT, range(2), 2).close()
     assert "hang detection is off for 60 s: ZeroDivisionError" in capsys.readouterr().err
 
 
@@ -89,7 +88,7 @@ def test_ranks_of_torchrun_that_come_late_and_leave_early(run: RunDir, monkeypat
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as leaves:
         there = {1: os.getpid()}
         monkeypatch.setattr(discovery, "below", lambda pid: asked.append(pid) or dict(there))
-        watch = RanksWatch(run, PLAN | SCRIPT, Team(range(2), 2))
+        watch = RanksWatch(run, PLAN | SCRIPT, range(2), 2)
         watch.look({None: 7}, {})
         there[0] = leaves.pid
         watch.look({None: 7}, {})
@@ -115,7 +114,7 @@ def test_who_waits_for_another_machine_is_excused_until_that_has_ended(run: RunD
     monkeypatch.setattr(heartbeat_watchdog.evidence, "gather", lambda *_: seen)
     monkeypatch.setattr(heartbeat_watchdog.evidence, "texts", lambda *_: {})
     monkeypatch.setattr(heartbeat_watchdog.judge, "judge", lambda *_: found)
-    watch = RanksWatch(run, PLAN | {"config": {"hang_timeout": 0.01}}, Team(range(1), 2))
+    watch = RanksWatch(run, PLAN | {"config": {"hang_timeout": 0.01}}, range(1), 2)
     assert watch.look({0: os.getpid()}, {}) is None
     watch.elsewhere_ended()
     wait_until(lambda: watch.look({0: os.getpid()}, {}), 5)
@@ -124,7 +123,7 @@ def test_who_waits_for_another_machine_is_excused_until_that_has_ended(run: RunD
 def test_a_healthy_rank_is_no_finding_and_zero_turns_it_off(run: RunDir) -> None:
     for rank in range(2):
         Heartbeat(run.heartbeat(rank), rank).beat("fetch")
-    assert RanksWatch(run, PLAN, Team(range(2), 2)).look({0: os.getpid(), 1: os.getpid()}, {}) is None
+    assert RanksWatch(run, PLAN, range(2), 2).look({0: os.getpid(), 1: os.getpid()}, {}) is None
     off = heartbeat_watchdog.Watch(run, PLAN | {"config": {"hang_timeout": 0}}, range(2))
     assert off.look({0: os.getpid()}) is None
 
@@ -188,7 +187,7 @@ def test_a_rank_of_torchrun_that_cannot_be_read_leaves_no_verdict_on_the_others(
         writer = Heartbeat(run.heartbeat(rank), rank)
         for writer.step in (1, 9):
             writer.beat("backward" if rank else "fetch")
-    watch, looked = RanksWatch(run, PLAN, Team(range(2), 2)), []
+    watch, looked = RanksWatch(run, PLAN, range(2), 2), []
     monkeypatch.setattr(heartbeat_watchdog.Watch, "_examine", lambda self, *facts: looked.append(facts))
     for _ in range(8):
         watch.look({None: os.getpid()}, {})
@@ -264,7 +263,7 @@ def test_a_rank_that_is_continued_after_a_stop_is_no_finding(
 
 
 def test_a_script_is_also_seen_by_what_its_ranks_have_called(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = RanksWatch(run, PLAN | SCRIPT, Team(range(2), 2))
+    watch = RanksWatch(run, PLAN | SCRIPT, range(2), 2)
     said = {0: [Call("0", 7, "barrier", "")], 1: [Call("0", 7, "all_reduce", "float [9]")]}
     monkeypatch.setattr(flight_recorder, "read", lambda folder, rank: said[rank])
     waits = Finding(HANG, 0, "main.py:3", "stands", {1: "waits"}, {}, 4.0)

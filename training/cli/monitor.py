@@ -51,7 +51,7 @@ def _source(chosen: Options) -> Source:
     run, log = options.find(chosen, project.ROOT)
     if run is not None:
         return state.Watch(run, log)
-    from training.monitor.log_parsers.watch import LogWatch
+    from training.monitor.log_watch import LogWatch
 
     assert log is not None
     return LogWatch(log)

@@ -7,6 +7,7 @@ import json
 import operator
 import os
 import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,14 +42,14 @@ class NotPlain(Exception):
     """An expression that a config may not hold."""
 
 
-def read(path: Path, ranks: int) -> Loaded:
-    """A config of ours, or a KAIR option file. `ranks`: that it is for, as far as that is known (0: not)."""
-    from training.tasks.video_restoration.kair import loader
-
+def read(path: Path, others: Sequence[tuple[Callable[[str], bool], Callable[[Path, str, int], Loaded]]], ranks: int) -> Loaded:
+    """A config of ours, or a file of another vocabulary. `others`: for each of these whether a text is one, and its reader; `ranks`: that
+    it is for, as far as that is known (0: not)."""
     text, problems = _text(path)
-    if not problems and path.suffix == ".json" and loader.is_option_file(text):
-        return loader.load(path, text, ranks)
-    return Loaded({}, problems) if problems else Loaded(*_parsed(path, text))
+    if problems:
+        return Loaded({}, problems)
+    reader = next((reader for knows, reader in others if path.suffix == ".json" and knows(text)), None)
+    return reader(path, text, ranks) if reader else Loaded(*_parsed(path, text))
 
 
 def load(path: Path) -> tuple[Values, list[Problem]]:

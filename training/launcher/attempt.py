@@ -43,7 +43,7 @@ class Attempt:
         self.run, self.plan, self.team, self.token, self.line, self.outcome = run, plan, team, token, line, Outcome()
         self._wishes = wanted or Wishes()
         self._ours = self.outcome.ours = not is_script(plan)
-        self._watch = RanksWatch(run, plan, team)
+        self._watch = RanksWatch(run, plan, team.ranks, team.world_size)
         self._readings = heartbeat.Readings(run.heartbeats, team.ranks)
         self._gone = timeouts.Gone(float(plan["config"]["hang_timeout"]))
         self.each_pass: Callable[[], None] = lambda: None  # called a few times a second while ranks run

@@ -11,7 +11,6 @@ from typing import Any
 from training.core import exit_status, heartbeat, rundir
 from training.core.errors import RANK_DISK_FULL, Exit
 from training.core.tail import tail
-from training.data import prepared_cache
 from training.diagnose import card
 from training.diagnose import exception_cause as causes
 from training.diagnose.advice import of_end, values
@@ -19,6 +18,7 @@ from training.diagnose.log_line import shown
 from training.host import cgroups
 from training.host.process import STOP_SIGNALS
 from training.launcher.outcome import Outcome
+from training.trainer import prepared_cache
 from training.watchdog.hang_report import DESYNC, Finding
 from training.watchdog.probes.stacks import Stack
 from training.watchdog.rank_exit import DIED, ERROR

@@ -22,7 +22,6 @@ from training.core import heartbeat, rundir, standing
 from training.core import log as console
 from training.core.errors import Exit, Problem, UserError
 from training.core.tail import tail
-from training.data import prepared_cache
 from training.diagnose import card
 from training.host import program
 from training.host.torch_build import NO_LIBUV
@@ -36,7 +35,7 @@ from training.launcher.recovery import Recovery
 from training.launcher.stop_signals import Wishes
 from training.plan import cli_args, writer
 from training.plan import training_plan as planner
-from training.trainer import summary
+from training.trainer import prepared_cache, summary
 
 SEARCHED_LINES = 200  # at the end of each rank's log
 

@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from training.core import metric_units
+from training.core.course import CURVE_POINTS, RATE_STEPS, SPEED_STEPS, median, thin
 from training.core.jsonl import Record, Tail, items, number, whole
-
-SPEED_STEPS = 100  # step time and speed are those of so many last steps
-RATE_STEPS = 1000  # the time left follows from so many, evaluations and checkpoints among them
-CURVE_POINTS = 4096
 
 
 class History:
@@ -121,31 +118,3 @@ class History:
     def speed_curve(self, points: int) -> list[tuple[int, float]]:
         """The same of tokens or samples per second."""
         return thin([(step, speed) for step, _, speed in self._curve if math.isfinite(speed)], points)
-
-
-def thin(values: list[tuple[int, float]], points: int) -> list[tuple[int, float]]:
-    """At most `points` (last step, mean) over equal stretches of steps; NaN where any value of a stretch is."""
-    if len(values) <= points:
-        return values
-    first, span = values[0][0], values[-1][0] - values[0][0] + 1
-    out: list[tuple[int, float]] = []
-    group: list[float] = []
-    for i, (step, value) in enumerate(values):
-        group.append(value)
-        following = values[i + 1][0] if i + 1 < len(values) else first + span
-        if (following - first) * points // span != (step - first) * points // span:
-            mean = sum(group) / len(group)
-            out.append((step, mean if math.isfinite(mean) else math.nan))
-            group = []
-    return out
-
-
-def median(values: list[float]) -> float | None:
-    """Of sorted values."""
-    middle = len(values) // 2
-    return None if not values else values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
-
-
-def percentile(values: list[float], percent: int) -> float | None:
-    """Of sorted values: the smallest that `percent` of them do not exceed."""
-    return values[max(0, math.ceil(len(values) * percent / 100) - 1)] if values else None

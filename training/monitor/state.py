@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from training.core import heartbeat, metric_units, rundir, standing
+from training.core.course import median, percentile
 from training.core.jsonl import Tail, dig, items, last_lines, mtime, number, read_object, text, whole
 from training.core.next_command import next_command
 from training.monitor import alerts, host_stats
-from training.monitor.history import History, median, percentile
+from training.monitor.history import History
 
 if TYPE_CHECKING:
-    from training.monitor.log_parsers.log_metrics import Figures, ScriptFigures
+    from training.diagnose.log_parsers.log_metrics import Figures, ScriptFigures
 
 SCHEMA_VERSION = 2
 STARTING, RUNNING, FINISHED, STOPPED, FAILED, DIED = "starting", "running", "finished", "stopped", "failed", "died"
@@ -131,7 +132,7 @@ class Watch:
         if script_of(plan) is None:
             return None
         if self._script is None:
-            from training.monitor.log_parsers.log_metrics import ScriptFigures  # the screen of a run of ours does not wait for it
+            from training.diagnose.log_parsers.log_metrics import ScriptFigures  # the screen of a run of ours does not wait for it
 
             self._script = ScriptFigures(self.run.ranks)
         return self._script.read()

@@ -7,10 +7,8 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from training.config.batch import Batch
 from training.core.errors import Exit, UserError
 from training.host import decisions, env_vars, p2p_cache, packages
 from training.host.gpus import Machine
@@ -18,21 +16,9 @@ from training.host.placement import LOCAL, RANK
 from training.host.torch_build import TorchBuild
 from training.plan import preflight
 from training.plan.request import Launch, Request
-from training.tasks.gpt.memory import Load
 
 SCHEMA_VERSION = 1
 Plan = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Decided:
-    """What depends on the task: `text` and `notes` for people, `fields` of the plan, `load` on the memory where it is known."""
-
-    batch: Batch
-    text: list[str]
-    notes: list[str] = field(default_factory=list)
-    fields: dict[str, Any] = field(default_factory=dict)
-    load: Load | None = None
 
 
 def start(

@@ -76,7 +76,7 @@ def _look(script: str, args: list[str], environ: Mapping[str, str], fields: Know
     config_file = _config_file(script, line, positional, problems, environ)
     if config_file and (what := program.kind(config_file, fields)) != program.CONFIG:
         raise UserError(_program(script, line, args, typed, config_file, what))
-    file = loader.read(config_file, typed) if config_file else loader.Loaded()
+    file = loader.read(config_file, tasks.CONFIG_READERS, typed) if config_file else loader.Loaded()
     problems += file.problems
     resolved = resolve.resolve(line, file.values, environ, fields=fields)
     experiments = folder("out_dir", resolved)

@@ -17,10 +17,9 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from training import tasks
-from training.cli.option_help import option_lines
 from training.config import batch, flags
 from training.core import log, units
 from training.core.errors import Exit, NothingToDo, UserError
@@ -30,9 +29,11 @@ from training.host import program as command
 from training.host.placement import RANK
 from training.plan import builder, preflight, resume_checks, writer
 from training.plan import script_request as own_script
-from training.plan.builder import Decided, Plan
+from training.plan.builder import Plan
+from training.plan.option_help import option_lines
 from training.plan.request import Launch, Request, read
 from training.tasks.gpt import memory
+from training.tasks.planning import Decided
 
 BEFORE_INSTALL = "--before-install"
 
@@ -107,7 +108,8 @@ def _decide(request: Request, device: str, precision: decisions.Choice, compiled
     if request.kind.name == tasks.GPT:
         from training.tasks.gpt import planning
 
-        return planning.decide(request, device, precision, compiled, room)
+        decided = planning.decide(request, device, precision, compiled, room)
+        return replace(decided, notes=resume_checks.check_model(request, decided.shape)) if request.resume_from else decided
     assert request.batch, "samples.divides() has checked this"
     task = request.kind.record(request.options)
     lines = [f"task {task['name']}" + (f" ({task['file']})" if task["file"] else ""), *tasks.sentences(request.kind, request.options)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.config.loader import Loaded
 from training.config.schema import FIELDS, VIDEO, Config, Known, shared
 from training.core.errors import Problem
 from training.host import packages
@@ -20,6 +21,22 @@ if TYPE_CHECKING:
     from training.tasks.base import Task
 
 GPT = str(FIELDS["task"].default)
+
+
+def _is_option_file(text: str) -> bool:
+    from training.tasks.video_restoration.kair import loader  # only for a .json
+
+    return loader.is_option_file(text)
+
+
+def _option_file(path: Path, text: str, ranks: int) -> Loaded:
+    from training.tasks.video_restoration.kair import loader
+
+    return loader.load(path, text, ranks)
+
+
+# What else than a config of ours may stand where a config belongs: (is a text one, its reader).
+CONFIG_READERS = ((_is_option_file, _option_file),)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ ENDED = "the ranks had been started and have ended"
 def main(args: list[str], environ: MutableMapping[str, str]) -> int:
     """Returns the exit code; problems of the user end without a traceback, other failures with one in the rank's log."""
     if any(a in ("-h", "--help") for a in args):
-        from training.cli.option_help import option_lines
+        from training.plan.option_help import option_lines
 
         print("python train.py CONFIG [--key=value …]\n" + "\n".join(option_lines()))
         return 0
@@ -247,7 +247,7 @@ def _data(run: rundir.RunDir, plan: Plan, world: World) -> Prepared | None:
     """Prepared by the supervisor, without one by rank 0; the others wait for its file, without a collective that could time out.
     None: there is nothing to prepare."""
     from training import tasks
-    from training.data import prepared_cache
+    from training.trainer import prepared_cache
 
     if not tasks.reads_text(plan):
         return None
@@ -273,8 +273,8 @@ def _prove_rank_0_lives() -> None:
 
 def _prepare_alone(run: rundir.RunDir, plan: Plan) -> Prepared:
     """What the supervisor does where there is one. A resumed run whose new data is refused is again what it was."""
-    from training.data import prepared_cache
     from training.plan import writer
+    from training.trainer import prepared_cache
 
     try:
         return prepared_cache.prepare(run, plan)

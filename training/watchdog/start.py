@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from training.core import heartbeat, log, rundir
-from training.launcher.local_ranks import Team, is_script
 from training.watchdog import discovery, hang_dump
 from training.watchdog.hang_report import DESYNC, HANG, UNEVEN, Finding
 from training.watchdog.heartbeat_watchdog import Watch
@@ -25,20 +24,20 @@ BELOW_S = 1.0  # between looks for the ranks of torchrun
 class RanksWatch:
     """Of the ranks of one machine; `look()` is called a few times a second."""
 
-    def __init__(self, run: rundir.RunDir, plan: Mapping[str, Any], team: Team) -> None:
-        self.run, self.team = run, team
+    def __init__(self, run: rundir.RunDir, plan: Mapping[str, Any], ranks: range, world_size: int) -> None:
+        self.run, self.ranks = run, ranks
         self._ours = self._script = None
         self._errors, self._off_until = 0, 0.0
         self._below: dict[int, int] = {}  # rank → pid, under torchrun
         self._been_below: set[int] = set()  # some of them are no longer there
         self._next_below = 0.0
-        if is_script(dict(plan)):
-            floor_s, elsewhere = float(plan["config"]["hang_timeout"]), len(team.ranks) < team.world_size
+        if plan.get("script"):
+            floor_s, elsewhere = float(plan["config"]["hang_timeout"]), len(ranks) < world_size
             self._script = ScriptWatch(
                 floor_s, elsewhere=elsewhere, pending=lambda rank: flight_recorder.pending(run.ranks, rank), trains=self._trains
             )
         else:
-            self._ours = Watch(run, plan, team.ranks)
+            self._ours = Watch(run, plan, ranks)
 
     def output(self) -> None:
         """A rank has written something."""
@@ -110,7 +109,7 @@ class RanksWatch:
     def _torchruns(self, launcher: int) -> dict[int, int]:
         """Its ranks: some come late, and it does not tell how they end."""
         known = {rank: pid for rank, pid in self._below.items() if (now := procfs.look(pid)) and now.state not in "ZX"}
-        if len(known) < len(self.team.ranks) and time.monotonic() >= self._next_below:
+        if len(known) < len(self.ranks) and time.monotonic() >= self._next_below:
             self._next_below = time.monotonic() + BELOW_S
             known = discovery.below(launcher) or known
         self._below = known
@@ -119,7 +118,7 @@ class RanksWatch:
 
     def _trains(self) -> bool:
         """Has the script printed a step, a loss or anything else that tells of training?"""
-        from training.monitor.log_parsers.log_metrics import ScriptFigures  # rarely asked for, and not small
+        from training.diagnose.log_parsers.log_metrics import ScriptFigures  # rarely asked for, and not small
 
         return ScriptFigures(self.run.ranks).read() is not None
 

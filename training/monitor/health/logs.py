@@ -9,7 +9,7 @@ from training.core.errors import UserError
 from training.core.jsonl import text
 from training.monitor.health.target import Target
 from training.monitor.host_stats import Shared
-from training.monitor.log_parsers.watch import LogWatch
+from training.monitor.log_watch import LogWatch
 
 
 def watch(target: Target, shared: Shared) -> LogWatch | None:

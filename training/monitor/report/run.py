@@ -14,8 +14,8 @@ from training import tasks
 from training.core import heartbeat, metric_units, rundir, standing
 from training.core.jsonl import Record, dig, number, read_object, text
 from training.core.redact import masked_values
+from training.diagnose.log_parsers.log_metrics import ScriptFigures
 from training.monitor import state
-from training.monitor.log_parsers.log_metrics import ScriptFigures
 from training.monitor.report import restarts, series
 from training.monitor.report.series import Metrics, clock
 

@@ -9,13 +9,11 @@ from training.config import batch
 from training.core import manifest
 from training.data.tokenizer import BPE, vocab_of
 from training.host.decisions import Choice
-from training.plan import resume_checks
-from training.plan.builder import Decided
-from training.plan.request import Request
 from training.tasks.gpt import memory, memory_fit
+from training.tasks.planning import Decided, Wish
 
 
-def _vocab(request: Request) -> int:
+def _vocab(request: Wish) -> int:
     """Rows of the embedding. A bpe vocabulary has fewer than planned where the text is short: a run that keeps its --vocab_size keeps
     what it found."""
     config, run, asked = request.config, request.resume_from, ("tokenizer", "vocab_size")
@@ -25,12 +23,11 @@ def _vocab(request: Request) -> int:
     return min(planned, int(saved["shape"].get("vocab", planned))) if saved and same else planned
 
 
-def decide(request: Request, device: str, precision: Choice, compiled: Choice, room: int | None) -> Decided:
+def decide(request: Wish, device: str, precision: Choice, compiled: Choice, room: int | None) -> Decided:
     """`room`: free bytes for one rank."""
     config, ranks = request.config, request.ranks
     vocab = _vocab(request)
     shape = {"depth": config.depth, "vocab": vocab, "max_seq_len": config.max_seq_len}
-    notes = resume_checks.check_model(request, shape) if request.resume_from else []
     asked = memory.Load(
         config.depth,
         0,
@@ -60,4 +57,4 @@ def decide(request: Request, device: str, precision: Choice, compiled: Choice, r
         f"memory, estimated: {estimate.sentence()}" + (f"; the original authors promise {promise} of 32 GB" if promise else ""),
         fitting.sentence(),
     ]
-    return Decided(split, text, notes, fields, fitting.load)
+    return Decided(split, text, fields=fields, shape=shape, load=fitting.load)

@@ -1,7 +1,21 @@
-"""What `--inject` can do to a rank: each fault one function, with its description as docstring. They run inside the rank, on its main
-thread, at a phase that training.config.fault_spec has waited for; the training knows nothing of them."""
+"""What `--inject` does to a rank: one function for each row of training.config.fault_table, of the same name. They run inside the rank,
+on its main thread, at a phase that training.trainer.inject has waited for; the training knows nothing of them."""
 
-from training.config.fault_table import CREATING, MAIN, TABLE, Fault, Here, table
-from training.trainer.faults import data, stuck  # noqa: F401 – they fill the table
+from __future__ import annotations
 
-__all__ = ["CREATING", "MAIN", "TABLE", "Fault", "Here", "table"]
+from collections.abc import Callable
+
+from training.config.fault_table import TABLE
+from training.trainer.faults import data, stuck
+from training.trainer.faults.context import Here
+
+__all__ = ["ACTS", "Here"]
+
+
+def _act(name: str) -> Callable[[Here], object]:
+    found = next(getattr(module, n) for n in (name, f"{name}_") for module in (stuck, data) if hasattr(module, n))
+    act: Callable[[Here], object] = found
+    return act
+
+
+ACTS = {name: _act(name) for name in TABLE}

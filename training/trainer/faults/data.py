@@ -10,14 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from training.config.fault_table import BUILDING, CREATING, MAIN, SAVING, Here, fault
+from training.trainer.faults.context import Here
 
 # ---- the rank goes on, with wrong data
 
 
-@fault()
 def nan(here: Here) -> None:
-    """the loss of its next micro-batch is NaN"""
     import torch
     from torch.nn.modules.module import register_module_forward_hook
 
@@ -30,9 +28,7 @@ def nan(here: Here) -> None:
     handle = register_module_forward_hook(no_number)
 
 
-@fault("fetch")
 def empty(here: Here) -> None:
-    """its next micro-batch has no sequences"""
     from training.data import token_dataset
     from training.tasks import base
 
@@ -52,9 +48,7 @@ def empty(here: Here) -> None:
     token_dataset.pair, base.moved = no_pair, none_moved
 
 
-@fault(CREATING)
 def no_data(here: Here) -> None:
-    """its dataset has no sequences at all"""
     from training.data.token_dataset import TokenDataset
     from training.tasks.base import Samples
 
@@ -65,15 +59,11 @@ def no_data(here: Here) -> None:
 # ---- resources
 
 
-@fault(seconds=8.0)
 def slow(here: Here) -> None:
-    """pauses for `seconds`, then goes on: no failure"""
     time.sleep(here.seconds)
 
 
-@fault(BUILDING, ranks=MAIN, seconds=8.0)
 def slow_disk(here: Here) -> None:
-    """from now on every fsync takes `seconds` longer: no failure"""
     real = os.fsync
 
     def slow_fsync(file: Any) -> None:
@@ -83,9 +73,7 @@ def slow_disk(here: Here) -> None:
     os.fsync = slow_fsync  # type: ignore[assignment]
 
 
-@fault(SAVING, ranks=MAIN, tells=False)
 def enospc(here: Here) -> None:
-    """the disk is full for the next checkpoint"""
     from training.trainer import checkpoint
 
     real = checkpoint._Hashed.write
@@ -99,9 +87,7 @@ def enospc(here: Here) -> None:
     checkpoint._Hashed.write = full  # type: ignore[method-assign]
 
 
-@fault(SAVING, ranks=MAIN, tells=False)
 def corrupt(here: Here) -> None:
-    """one bit of the next checkpoint flips after it was saved"""
     from training.trainer import checkpoint
 
     real = checkpoint.save
@@ -120,9 +106,7 @@ def corrupt(here: Here) -> None:
     checkpoint.save = save
 
 
-@fault(CREATING)
 def files(here: Here) -> None:
-    """all file descriptors are in use, as after a leak: nothing can be opened any more"""
     last = max(map(int, os.listdir("/proc/self/fd")))
     resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     with contextlib.suppress(OSError):
@@ -130,9 +114,7 @@ def files(here: Here) -> None:
             os.open(os.devnull, os.O_RDONLY)
 
 
-@fault(BUILDING, ranks=MAIN, tells=False, seconds=3600.0)
 def wandb_hang(here: Here) -> None:
-    """starting W&B takes `seconds` (an hour): its thread only, no failure"""
     import wandb
 
     real = wandb.init

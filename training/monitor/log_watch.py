@@ -12,9 +12,9 @@ from pathlib import Path
 
 from training.core.errors import Problem, UserError
 from training.core.units import clock, duration
+from training.diagnose.log_parsers import end_detection
+from training.diagnose.log_parsers.log_metrics import Figures
 from training.monitor import alerts, host_stats
-from training.monitor.log_parsers import end_detection
-from training.monitor.log_parsers.log_metrics import Figures
 from training.monitor.state import CURVE_POINTS, FAILED, FINISHED, GPU_PATIENCE_S, LOG_LINES, RUNNING, SCHEMA_VERSION, STARTING, State
 
 SILENT = "silent"  # nothing comes any more, and nothing says how it ended

@@ -7,10 +7,10 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any
 
+from training.core.course import CURVE_POINTS, RATE_STEPS, SPEED_STEPS, median, percentile, thin
 from training.core.metric_units import BITS, EVALUATION, HIGHER_IS_BETTER, NATS, SPEEDS, TOKENS, score_unit
-from training.monitor.history import CURVE_POINTS, RATE_STEPS, SPEED_STEPS, median, percentile, thin
-from training.monitor.log_parsers.line_parser import Fact
-from training.monitor.log_parsers.metric_names import BAR, unit_of
+from training.diagnose.log_parsers.line_parser import Fact
+from training.diagnose.log_parsers.metric_names import BAR, unit_of
 
 TOLD = ("time", "loss", "lr", "grad_norm", "step_ms", "mfu", *SPEEDS.values())
 KEPT = ("lr", "grad_norm", "tokens", "mfu", "memory_bytes")  # the last one that any line told

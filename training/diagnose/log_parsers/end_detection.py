@@ -9,7 +9,7 @@ from collections.abc import Callable
 from training.diagnose import log_line as prefixes
 from training.diagnose import progress_marks, traceback
 from training.diagnose.log_line import Line
-from training.monitor.log_parsers import line_parser
+from training.diagnose.log_parsers import line_parser
 
 FINISHED, FAILED = "finished", "failed"
 SHOWN = 300  # characters of an exception

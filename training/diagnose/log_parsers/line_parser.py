@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from training.core.metric_units import EVALUATION, SPEEDS
 from training.diagnose import log_line as prefixes
-from training.monitor.log_parsers import progress_bars
-from training.monitor.log_parsers.metric_names import BAR, FIELD, LOSSES, source_of
+from training.diagnose.log_parsers import progress_bars
+from training.diagnose.log_parsers.metric_names import BAR, FIELD, LOSSES, source_of
 
 LONG = 1000  # characters; of a longer line only the beginning is looked at
 GIB = 1 << 30

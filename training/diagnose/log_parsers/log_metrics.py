@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from training.monitor.log_parsers import line_parser, metric_names
-from training.monitor.log_parsers.aggregator import Tally
-from training.monitor.log_parsers.log_tail import Piece, Text
-from training.monitor.log_parsers.metric_names import BAR
+from training.diagnose.log_parsers import line_parser, metric_names
+from training.diagnose.log_parsers.aggregator import Tally
+from training.diagnose.log_parsers.log_tail import Piece, Text
+from training.diagnose.log_parsers.metric_names import BAR
 
 NEAR = 5  # segments from the end of the log
 ZONE_S = 900.0  # time zones are apart by quarters of an hour

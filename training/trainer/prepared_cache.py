@@ -9,14 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from training.core import units, log, rundir
-from training.plan import resume_checks
 from training.config.batch import Batch
 from training.config.schema import Config
-from training.data import corpus, optional_deps, duration, tokenizer
-from training.data.prepare import MERGING, Prepared, ensure
+from training.core import log, rundir, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.project import ROOT
+from training.data import corpus, duration, optional_deps, tokenizer
+from training.data.prepare import MERGING, Prepared, ensure
+from training.plan import resume_checks
 
 CACHE = ROOT / "data"
 SAY_EVERY_S = 5.0
@@ -31,7 +31,9 @@ def prepare(run: rundir.RunDir, plan: dict[str, Any], cache: Path = CACHE) -> Pr
             assert problem
             raise UserError(problem)
         # Asked when the request was checked, too; a resumed run may have lost a package or a file since.
-        if problems := tokenizer.check(config.tokenizer, plan["origins"]["tokenizer"]) + optional_deps.missing(source.files, config.tokenizer):
+        if problems := tokenizer.check(config.tokenizer, plan["origins"]["tokenizer"]) + optional_deps.missing(
+            source.files, config.tokenizer
+        ):
             raise UserError(problems)
         shown = _Shown(source.name)
         data = ensure(source, config.text_field, cache, shown, chosen=config.tokenizer, vocab_size=config.vocab_size)

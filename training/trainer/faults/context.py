@@ -1,0 +1,21 @@
+"""What a fault is told when it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Here:
+    """Where a fault happens. `device` is cpu or cuda."""
+
+    run_folder: Path
+    rank: int
+    device: str
+    device_batch_size: int
+    seconds: float
+    code: int
+    above: int
+    tell: Callable[[], None]  # notes 'injected' with the time; a fault without `tells` calls it when it really happens
