@@ -16,6 +16,6 @@ if __name__ == "__main__":
     gc.disable()  # what importing torch makes stays: looking through it again and again is a quarter of the start
     process.die_of_stop_signals()  # silently, as long as there is nothing to save: importing takes a moment too
 
-    from training.trainer.worker import main
+    from training.cli.train import main
 
     sys.exit(main(sys.argv[1:], os.environ))

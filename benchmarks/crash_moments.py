@@ -126,7 +126,7 @@ class Watched:
     @property
     def supervises(self) -> bool:
         """Has the launch script become the supervisor?"""
-        return b"training.launcher.supervisor" in _read(f"/proc/{self.popen.pid}/cmdline")
+        return b"training.cli.supervise" in _read(f"/proc/{self.popen.pid}/cmdline")
 
     def rank_pids(self) -> dict[int, int]:
         """rank → pid of the present attempt; empty before its start."""

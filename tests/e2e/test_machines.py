@@ -115,7 +115,7 @@ def of_node(token: str, number: int) -> tuple[int, list[int]]:
     """Processes of this machine: its supervisor, and all others."""
     space = {pid: Path(f"/proc/{pid}/ns/net").readlink() for pid in processes(token)}
     commands = processes(token)
-    supervisor = next(pid for pid, c in commands.items() if "training.launcher.supervisor" in c and (f"--node={number}" in c or not number))
+    supervisor = next(pid for pid, c in commands.items() if "training.cli.supervise" in c and (f"--node={number}" in c or not number))
     return supervisor, [pid for pid in commands if pid != supervisor and space.get(pid) == space[supervisor]]
 
 
@@ -164,7 +164,7 @@ def test_a_machine_that_disappears_is_named(node: Node, token: str) -> None:
     first, second = node(0, num_iterations=100000), node(1, num_iterations=100000)
     first.wait_for("Iter: 3,")
     for pid, command in processes(token).items():
-        if "training.launcher.supervisor" in command and "--node=1" in command:
+        if "training.cli.supervise" in command and "--node=1" in command:
             os.kill(pid, signal.SIGKILL)
     assert first.wait(30) == 4 and f"node 1 ({ADDRESSES[1]}, {HOST}) is gone: closed by the other side" in first.output
     assert (first.failure["cause"], first.failure["kind"], first.failure["node"]) == ("peer_died", "gone", 1)

@@ -60,7 +60,7 @@ def test_a_failure_on_one_node_ends_the_job_with_its_cause(user: User, tmp_path:
 def test_a_killed_launcher_on_one_node_ends_the_other(user: User, token: str) -> None:
     job = user.submit(TWO, flags=ENDLESS)
     user.wait_log(job, "Iter: 5,")
-    (second,) = [pid for pid, command in processes(token).items() if "training.launcher.supervisor" in command and "--node=1" in command]
+    (second,) = [pid for pid, command in processes(token).items() if "training.cli.supervise" in command and "--node=1" in command]
     os.kill(second, signal.SIGKILL)
     user.end(job, "FAILED")
     wait_until(lambda: not processes(token), 20, "every process of the job has ended")

@@ -25,9 +25,9 @@ def bare(*words: str, **more: object) -> subprocess.CompletedProcess[str]:
 
 def test_there_are_programs() -> None:
     assert {
-        "training.launcher.slurm",
-        "training.launcher.supervisor",
-        "training.plan.training_plan",
+        "training.cli.submit",
+        "training.cli.supervise",
+        "training.cli.plan",
         "training.plan.request",
         "training.cli.scaling",
     } <= set(PROGRAMS)
@@ -40,7 +40,7 @@ def test_help_of_every_program(program: str) -> None:
     assert done.stdout.strip()
 
 
-@pytest.mark.parametrize("words", [("training.cli.scaling",), ("training.launcher.communication", "2")])
+@pytest.mark.parametrize("words", [("training.cli.scaling",), ("training.cli.communication", "2")])
 def test_packages_that_are_not_installed(words: tuple[str, ...]) -> None:
     done = bare(*words)
     assert done.returncode == 3 and "Traceback" not in done.stderr
@@ -70,5 +70,5 @@ def test_a_pipe_that_is_closed(words: tuple[str, ...], tmp_path: Path) -> None:
 
 
 def test_a_word_that_is_no_command_of_slurm() -> None:
-    done = bare("training.launcher.slurm", "sumbit")
+    done = bare("training.cli.submit", "sumbit")
     assert done.returncode == 2 and "'sumbit' is not a command" in done.stderr and "Traceback" not in done.stderr

@@ -9,8 +9,8 @@ from tests.unit.conftest import python
 MODULES = [
     "training.plan.request",
     "training.tasks",
-    "training.plan.training_plan",
-    "training.launcher.supervisor",
+    "training.cli.plan",
+    "training.cli.supervise",
     "training.cli.monitor",
     "training.cli.report",
     "training.cli.inspect",

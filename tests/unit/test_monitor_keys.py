@@ -122,7 +122,7 @@ def test_a_diagnosis_that_is_left_is_ended(made: Made, sit: Callable[..., Person
             below = psutil.Process(person.child.pid).children(recursive=True)
         except psutil.Error:
             return []
-        return [p for p in below if any("training.diagnose" in word for word in p.cmdline())]
+        return [p for p in below if any("training.cli.diagnose" in word for word in p.cmdline())]
 
     person.child.send("a")
     person.until(lambda: bool(diagnoses()))

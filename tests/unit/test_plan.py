@@ -294,7 +294,7 @@ def test_the_command_survives_any_character(home: Path, tmp_path: Path) -> None:
     run = written(f"--out_dir={odd}", f"--log_dir={tmp_path}/logs", "--run_name=x")
     assert run == odd / "x"
     program, *_, module, argument = nul(run / "launch.argv")
-    assert (program, module, argument) == (sys.executable, "training.launcher.supervisor", str(run))
+    assert (program, module, argument) == (sys.executable, "training.cli.supervise", str(run))
     variables = dict(v.split("=", 1) for v in nul(run / "launch.env"))
     assert variables["DUET_RUN_DIR"] == str(run)
     assert variables["DUET_LOG_FILE"] == json.loads((run / "plan.json").read_text())["log_file"]

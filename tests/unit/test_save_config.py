@@ -49,7 +49,7 @@ def test_nothing_is_overwritten(home: Path) -> None:
 
 @pytest.mark.parametrize("script", [ENHANCED, TRAIN])
 def test_nothing_is_started(script: str, home: Path) -> None:
-    module = "training.plan.training_plan" if script == ENHANCED else None
+    module = "training.cli.plan" if script == ENHANCED else None
     program = [str(ROOT / "lib/run_module.py"), module, script] if module else [str(ROOT / "train.py")]
     done = python(*program, QUICKSTART, "--out_dir=runs", "--log_dir=logs", "--save_config=saved.json", cwd=home)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr

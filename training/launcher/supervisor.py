@@ -1,8 +1,5 @@
 """The supervisor of one machine: prepares the data, starts the ranks, watches and reaps them, says what became of them.
 
-    python lib/run_module.py training.cli.supervise RUN_DIR [--node=1] [--analyse]
-    python lib/run_module.py training.cli.supervise attach …        stacks of a run, or of any processes (training.monitor.attach)
-
 It is the process that the launch scripts become, so its exit status is theirs. It imports no torch.
 """
 
@@ -12,7 +9,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import time
 from contextlib import nullcontext
 from typing import Any
@@ -23,7 +19,6 @@ from training.core import log as console
 from training.core.errors import Exit, Problem, UserError
 from training.core.tail import tail
 from training.diagnose import card
-from training.host import program
 from training.host.torch_build import NO_LIBUV
 from training.launcher import failure_report, local_ranks, rendezvous
 from training.launcher.attempt import Attempt
@@ -41,10 +36,6 @@ SEARCHED_LINES = 200  # at the end of each rank's log
 
 
 def main(argv: list[str]) -> int:
-    if argv[:1] == ["attach"]:
-        from training.monitor import attach
-
-        return attach.main(argv[1:])
     node = next((int(word.removeprefix("--node=")) for word in argv if word.startswith("--node=")), 0)
     run, stages = rundir.RunDir(argv[0], node), set(argv[1:])
     plan = rundir.read_json(run.own_plan)
@@ -280,7 +271,3 @@ def analysis(run: rundir.RunDir) -> str:
         if check["status"] != "ok":
             lines.append(f"  at the start: {check['name']}: {check['text']}")
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    sys.exit(program.run(main, __doc__, internal=True, pipe=sys.argv[1:2] == ["attach"]))

@@ -12,7 +12,7 @@ from typing import Any
 from training import tasks
 from training.config import flags, loader, resolve
 from training.config.schema import FIELDS, Known, of_the_run
-from training.core import rundir, standing
+from training.core import manifest, rundir, standing, units
 from training.core.errors import Problem
 from training.core.find_run import LATEST
 from training.plan import finished
@@ -139,12 +139,17 @@ def _row(wish: Wish, run: rundir.RunDir, plan: dict[str, Any], end: finished.Fin
     config = finished.config_of(plan)
     if end:
         return f"{wish.command(run, **end.longer)}   # {config.name + ', ' if config else ''}{end.sentence()}"
-    # Imported only for the list: the command line is checked before anything is installed.
-    from training.core.units import clock
-    from training.monitor.state import Watch
+    return f"{wish.command(run)}   # {config.name + ', ' if config else ''}{_where(run, plan)}"
 
-    state = Watch(run).read(0.0)
-    progress, facts = state["progress"], state["run"]
-    total = f" of {progress['total_steps']}" if progress["total_steps"] else ""
-    when = clock(facts["ended_unix_s"] or facts["started_unix_s"], "%Y-%m-%d %H:%M")
-    return f"{wish.command(run)}   # {config.name + ', ' if config else ''}{facts['state']}: step {progress['step']}{total}, {when}"
+
+def _where(run: rundir.RunDir, plan: dict[str, Any]) -> str:
+    """How an unfinished run stands, from what its start and its checkpoints have left."""
+    summary, failure = standing.ends(run)
+    ended = run.summary if summary else run.failure if failure else None
+    lives = standing.lives(rundir.read_json(run.supervisor) or {})
+    state = str(summary["status"]) if summary else "failed" if failure else "running" if lives else "died"
+    saved = manifest.newest(run.checkpoints) or {"step": 0}
+    step = (summary or {}).get("steps", saved["step"])
+    total = (rundir.read_json(standing.data_file(run)) or {}).get("total_steps")
+    when = ended.stat().st_mtime if ended else float(plan.get("created", 0.0))
+    return f"{state}: step {step}{f' of {total}' if total else ''}, {units.clock(when, '%Y-%m-%d %H:%M')}"

@@ -1,41 +1,22 @@
-"""The plan: request + this machine → everything that will be done, in one file.
-
-    python lib/run_module.py training.cli.plan SCRIPT [ARGS…]
-
-prints the folder with what the shell needs of it, and nothing else; problems go to standard error with exit 2 (configuration) or 3
-(machine), and then nothing was made. With --dry_run it prints the plan instead; where this process is a rank that something
-else has started, the word 'rank': train.py plans then, together with the other ranks.
-
-    python lib/run_module.py training.cli.plan --before-install SCRIPT [ARGS…]
-
-with any Python: answers what needs no packages (problems, --dry_run), and prints nothing where they have to be installed first.
-"""
+"""The plan of our own training: request + this machine → everything that will be done, in one file."""
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 from training import tasks
-from training.config import batch, flags
+from training.config import batch
 from training.core import log, units
-from training.core.errors import Exit, NothingToDo, UserError
+from training.core.errors import NothingToDo
 from training.core.project import ENTRYPOINT
 from training.host import decisions, env_vars, gpus, torch_build
-from training.host import program as command
 from training.host.placement import RANK
-from training.plan import builder, preflight, resume_checks, writer
-from training.plan import script_request as own_script
+from training.plan import builder, preflight, resume_checks
 from training.plan.builder import Plan
-from training.plan.option_help import option_lines
-from training.plan.request import Launch, Request, read
+from training.plan.request import Request, read
 from training.tasks.gpt import memory
 from training.tasks.planning import Decided
-
-BEFORE_INSTALL = "--before-install"
 
 
 def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[preflight.Check]]:
@@ -156,19 +137,6 @@ def describe(plan: Plan, checks: list[preflight.Check]) -> str:
     return "\n".join(lines)
 
 
-def show(request: Launch, plan: Plan, checks: list[preflight.Check]) -> int:
-    """`--dry_run`, `--explain` and `--check`: print what they show; returns the exit code."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… --dry_run | head` ends it in silence
-    if not request.check:
-        print(describe(plan, checks))
-        return int(Exit.RESOURCES if preflight.worst(checks) == preflight.ERROR else Exit.DONE)
-    from training.cli import doctor
-
-    report = doctor.run(request, plan, checks)
-    print(report.json() if request.json else f"{describe(plan, report.checks)}\n{report.text()}")
-    return int(report.code)
-
-
 def announce(plan: Plan) -> None:
     """Say the plan on the console; `run directory:` is what the monitor looks for in a log."""
     mode, *sentences = plan["text"]
@@ -191,64 +159,3 @@ def make(script: str, args: list[str], environ: Mapping[str, str]) -> tuple[Requ
             raise NothingToDo
     plan, checks = build(request, environ)
     return request, plan, checks
-
-
-def main() -> int:
-    installed = BEFORE_INSTALL not in sys.argv[1:2]
-    if not installed:
-        del sys.argv[1]
-    if flags.parse(own_script.split(sys.argv[2:])[0]).on("help"):  # --help=true; the scripts answer --help themselves
-        print("\n".join(option_lines()))
-        return 0
-    if flags.parse(own_script.split(sys.argv[2:])[0]).flags.get("inject", ("",))[0] == "list":
-        from training.config import fault_spec
-
-        print(fault_spec.overview())
-        return 0
-    try:
-        if own_script.asked_for(sys.argv[2:]):
-            return _hand_out(*_script(sys.argv[1], sys.argv[2:], os.environ, installed))
-        request = read(sys.argv[1], sys.argv[2:], os.environ, installed)
-        if request.place.kind == RANK:
-            if installed:
-                print(RANK)
-            return 0
-        if request.save_config:
-            request.save()
-            if not (request.dry_run or request.check):
-                return int(Exit.DONE)
-        return _hand_out(request, *build(request, os.environ))
-    except NothingToDo as done:
-        log.success(str(done))
-        return int(Exit.DONE)
-    except UserError as error:
-        log.report(error)
-        return int(error.code)
-
-
-def _script(program: str, args: list[str], environ: Mapping[str, str], installed: bool) -> tuple[Launch, Plan, list[preflight.Check]]:
-    from training.plan import script_plan
-
-    request = own_script.read(program, args, environ)
-    request.installed = installed
-    return request, *script_plan.build(request, environ)
-
-
-def _hand_out(request: Launch, plan: Plan, checks: list[preflight.Check]) -> int:
-    """The run directory for the shell, or the plan for the user."""
-    if not request.installed:  # what only packages can answer comes after their installation
-        return show(request, plan, checks) if request.dry_run and not request.check else 0
-    if request.dry_run or request.check:
-        return show(request, plan, checks)
-    run = writer.write(plan, checks, request)
-    try:
-        print(run.own, flush=True)
-    except BrokenPipeError:  # the launch script was killed meanwhile: nobody starts what was planned
-        writer.withdraw(run)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed when the interpreter ends
-        return int(Exit.INTERRUPTED)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(command.run(lambda _: main(), __doc__, internal=True, pipe=False))

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,17 +14,17 @@ from training.core import log as console
 from training.core import rundir, standing
 from training.core.errors import Problem, UserError
 from training.core.project import ROOT
-from training.launcher import rendezvous
 from training.plan import preflight
 from training.plan.request import Launch
 
 Plan = dict[str, Any]
+Ask = Callable[[Plan, float], tuple[str, str]]  # plan, seconds → name and launch of the first node's run (training.launcher.rendezvous)
 
 
-def write(plan: Plan, checks: list[preflight.Check], request: Launch) -> rundir.RunDir:
+def write(plan: Plan, checks: list[preflight.Check], request: Launch, ask: Ask) -> rundir.RunDir:
     """Make the run directory and the log file, and put the plan there for every later stage. On another node than the first it
-    is the first one's run, by name. Raises UserError when that does not answer."""
-    run = _common_run(plan, request) if not request.place.first_node else request.resume_from or new_run(request)
+    is the first one's run, by name: `ask` asks for that. Raises UserError when that does not answer."""
+    run = _common_run(plan, request, ask) if not request.place.first_node else request.resume_from or new_run(request)
     log = _new_log(request)
     run.create()
     if request.resume_from and request.place.first_node:
@@ -42,8 +42,8 @@ def write(plan: Plan, checks: list[preflight.Check], request: Launch) -> rundir.
     return run
 
 
-def _common_run(plan: Plan, request: Launch) -> rundir.RunDir:
-    name, plan["launch"] = rendezvous.ask(plan, request.config.meeting_timeout)
+def _common_run(plan: Plan, request: Launch, ask: Ask) -> rundir.RunDir:
+    name, plan["launch"] = ask(plan, request.config.meeting_timeout)
     if request.resume_from and request.resume_from.name != name:
         text = f"node 0 trains {name}, but this machine was asked to continue {request.resume_from.name}"
         raise UserError(Problem(text, "the same run on every machine", [request.command(resume=name)]))
