@@ -91,7 +91,7 @@ def _offer_inspection(folder: str, base: str, rank: int, script: str) -> None:
 
 class _Inspection:
     """Asked last, when nobody else has it: a `training` of the script's own project is never hidden, whether it is a package or a mere
-    folder, and only gets a submodule `inspection`, which imports nothing else of ours."""
+    folder, and only gets a submodule `inspector`, which imports nothing else of ours."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
         if name not in ("training", "training.inspector"):

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
-from training.config.resolve import convert
+from training.config.convert import convert
 from training.tasks import find
 from training.tasks.video_restoration.dataset import Training
 from training.tasks.video_restoration.network import Recurrent

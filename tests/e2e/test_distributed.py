@@ -16,7 +16,7 @@ BODY = """
 import sys, os
 from datetime import timedelta
 sys.path.insert(0, {root!r})
-from training import distributed
+from training.inspector import distributed
 from training.inspector.distributed import *
 from training.inspector.distributed import BarrierError, cleanup
 import torch
@@ -135,7 +135,7 @@ def test_the_first_rank_leaves_a_barrier_last(tmp_path: Path, token: str) -> Non
     """It holds the store: whoever is slow to read what the others said must still find it."""
     body = """
 import time
-from training import distributed
+from training.inspector import distributed
 store = distributed._store
 if get_rank() == 1:
     class Slow:

@@ -99,7 +99,7 @@ def test_parameters_that_drift_apart_are_noticed(launch: Launch, text: Path) -> 
         1,
         """
         import torch
-        from training.trainer import optim
+        from training.tasks import optim
         original, calls = optim.Optimizers.step, [0]
         def drifting(self):
             original(self)
@@ -219,7 +219,7 @@ def test_shared_muon_is_bit_for_bit_that_of_each_rank_alone(launch: Launch, text
     import torch
 
     alone = """
-        from training.trainer import optim
+        from training.tasks import optim
         class Nobody:
             is_initialized = staticmethod(lambda: False)
         optim.dist = Nobody

@@ -95,7 +95,7 @@ def test_asked_to_stop_in_the_last_step_is_finished(launch: Launch) -> None:
         1,
         """
         import os, signal
-        from training.trainer import optim
+        from training.tasks import optim
         original, calls = optim.Optimizers.schedule, [0]
         def asked(self, step, share):
             if step == 11:
@@ -166,7 +166,7 @@ if os.environ.get("RANK") == "0":
 
 def test_the_supervisor_alone_proves_the_data(launch: Launch, small_text: Path) -> None:
     patch = """
-        from training.data import store
+        from training.trainer import prepared_cache as store
         def never(*args):
             raise AssertionError("the data is prepared by a rank")
         store.prepare = never
@@ -179,7 +179,7 @@ def test_the_supervisor_alone_proves_the_data(launch: Launch, small_text: Path) 
 def test_a_shard_that_was_cut_under_a_run_is_made_again_before_the_restart(launch: Launch, small_text: Path, tmp_path: Path) -> None:
     patch = f"""
         import json, os, pathlib, signal
-        from training.trainer import optim
+        from training.tasks import optim
         original, once = optim.Optimizers.schedule, pathlib.Path({str(tmp_path / "once")!r})
         def cut(self, step, share):
             if step == 8 and not once.exists():
@@ -202,7 +202,7 @@ def test_who_waits_for_the_data_of_a_dead_rank_ends(launch: Launch, small_text: 
         0,
         f"""
         import pathlib, time
-        from training.data import store
+        from training.trainer import prepared_cache as store
         def never(*args):
             pathlib.Path({str(here)!r}).touch()
             time.sleep(600)

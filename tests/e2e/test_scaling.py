@@ -41,7 +41,7 @@ def start(project: Path, tmp_path: Path, temporary: Path, token: str) -> Start:
         argv = [
             sys.executable,
             "lib/run_module.py",
-            "training.cli.scaling.__main__",
+            "training.cli.scaling",
             "configs/dual_gpu/quickstart.py",
             "--ranks=1,2",
             *own,

@@ -60,7 +60,7 @@ def test_kills_at_random_moments(project: Path, token: str, tmp_path: Path, kill
 @pytest.mark.timeout(1500)
 def test_a_resume_that_forgets_the_optimizer_is_found(project: Path, token: str, tmp_path: Path) -> None:
     """The proof can fail: the classic mistake, on one of the ranks, gives other weights."""
-    hook = at_rank(0, "from training.trainer import optim\noptim.Optimizers.load_state_dict = lambda *_: None")
+    hook = at_rank(0, "from training.tasks import optim\noptim.Optimizers.load_state_dict = lambda *_: None")
     status, output = crashes(project, token, tmp_path, "--kills=4", "--seed=2", hook=hook)
     assert status == 1 and "other weights than the uninterrupted run" in output, output
     assert list(tmp_path.glob("kept/run*/story.txt"))

@@ -20,7 +20,7 @@ MESSAGES = ["plain", "50 % of C:\\new 'quoted' \"$HOME\" `id` – 数据", "two\
 def commands(project: Path, level: str, message: str) -> list[list[str]]:
     """The same message by the shell and by Python."""
     shell = ["bash", "-c", f'source "$0/lib/init.sh"; log::{level.lower()} "$1"', str(project), message]
-    python = f"import sys; sys.path.insert(0, sys.argv[1]); from training import console; console.{level.lower()}(sys.argv[2])"
+    python = f"import sys; sys.path.insert(0, sys.argv[1]); from training.core import log; log.{level.lower()}(sys.argv[2])"
     return [shell, [sys.executable, "-c", python, str(project), message]]
 
 

@@ -206,7 +206,7 @@ def test_code_without_version_control(tmp_path: Path) -> None:
 def test_the_command_line_is_checked_before_anything_is_installed() -> None:
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv = ['', 'check', '--depht=3']; import runpy; "
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code + "runpy.run_module('training.launcher.slurm', run_name='__main__')"],
+        [sys.executable, "-I", "-S", "-c", code + "runpy.run_module('training.cli.submit', run_name='__main__')"],
         capture_output=True,
         text=True,
         check=False,

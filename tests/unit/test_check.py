@@ -216,5 +216,5 @@ def test_it_sees_what_the_settings_save() -> None:
 
 def test_the_time_of_this_process() -> None:
     started = time.monotonic()
-    seconds = float(python("-c", "from training import check; print(check.since_start())").stdout)
+    seconds = float(python("-c", "from training.cli import doctor; print(doctor.since_start())").stdout)
     assert 0 < seconds < time.monotonic() - started + 0.05, "the kernel counts in hundredths"

@@ -53,7 +53,7 @@ def test_all_mistakes_at_once() -> None:
 
 
 def test_help_answers_without_torch() -> None:
-    code = "import sys; from training.launcher.communication import __main__ as m; m.main(['--help']); assert not {'torch', 'numpy'} & set(sys.modules)"
+    code = "import sys; from training.cli import communication as m; m.main(['--help']); assert not {'torch', 'numpy'} & set(sys.modules)"
     done = python("-c", code)
     assert (done.returncode, done.stderr) == (0, "")
     for part in ("--device=auto", "--limit=20", "Exit code: 0 they can talk"):
@@ -88,12 +88,13 @@ def test_a_torch_for_the_cpu_is_exit_3(nvidia: Callable[..., dict[str, Any]]) ->
 def test_the_plan_of_two_gpus(nvidia: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     code = """
 import json
-from training.launcher.communication import __main__ as command, verdicts
+from training.cli import communication as command
+from training.host import p2p_cache
 def show():
     plan = command.plan(command.parse(["2"]))
     print(json.dumps([plan["device"]["value"], len(plan["gpus"]), {v["name"]: v["value"] for v in plan["variables"]}]))
     return [g["uuid"] for g in plan["gpus"]], plan["driver"], plan["torch"]
-print(verdicts.remember(*show(), "-"))
+print(p2p_cache.remember(*show(), "-"))
 show()
 """
     done = python("-c", code, **nvidia(COUNT=3), XDG_CACHE_HOME=str(tmp_path))

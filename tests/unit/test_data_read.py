@@ -173,8 +173,8 @@ def test_missing_packages_are_one_problem(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_nothing_is_missing_here_and_nothing_is_imported() -> None:
     code = (
-        "import sys; from pathlib import Path; from training.data import extras;"
-        "print(extras.missing([Path('a.parquet'), Path('a.txt.zst')], 'bpe'), extras.missing([], 'a.tiktoken'),"
+        "import sys; from pathlib import Path; from training.data import optional_deps;"
+        "print(optional_deps.missing([Path('a.parquet'), Path('a.txt.zst')], 'bpe'), optional_deps.missing([], 'a.tiktoken'),"
         "[m for m in ('pyarrow', 'zstandard', 'tokenizers', 'tiktoken', 'numpy') if m in sys.modules])"
     )
     assert python("-c", code).stdout == "[] [] []\n"
@@ -182,7 +182,5 @@ def test_nothing_is_missing_here_and_nothing_is_imported() -> None:
 
 def test_before_the_installation_nobody_is_told_to_install(write: Write, home: Path) -> None:
     write("a.parquet", "x")
-    code = (
-        "import sys; from training import request; sys.argv[1:] = ['train_dual_gpu_enhanced.sh', '--data=a.parquet']; print(request.main())"
-    )
+    code = "import sys; from training.cli import check_request; sys.argv[1:] = ['train_dual_gpu_enhanced.sh', '--data=a.parquet']; print(check_request.main())"
     assert python("-S", "-c", code, cwd=home).stdout == "0\n"

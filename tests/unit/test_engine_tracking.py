@@ -26,7 +26,7 @@ RANK_0 = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from training.config.schema import Config
-from training.trainer import record, tracking
+from training.trainer import metrics_writer, tracking
 from training.trainer.metrics_writer import Recorder
 from training.core.rundir import RunDir
 run, mode, first, last = RunDir(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
@@ -43,7 +43,7 @@ recorder.write({"step": last, "val_bpb": 1.25})
 FAILED = """
 while recorder._trackers._queue.qsize():  # it had started long before
     time.sleep(0.01)
-record.failed(1)
+metrics_writer.failed(1)
 """
 FINISHED = 'recorder.close({"steps": last, "loss_last": 0.5, "status": "done", "mfu": None}, 0)'
 

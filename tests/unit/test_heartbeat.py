@@ -148,7 +148,7 @@ def test_a_disk_that_does_not_answer_has_no_beats(tmp_path: Path, monkeypatch: p
 
 def test_it_tells_where_a_killed_rank_was(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from pathlib import Path; from training import heartbeat;"
+        "import os, signal, sys; from pathlib import Path; from training.core import heartbeat;"
         "heartbeat.start(Path(sys.argv[1]), 1); heartbeat.current.step = 5; heartbeat.current.beat('reduce');"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -105,7 +105,7 @@ def test_the_room_for_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decisions.budget("cuda", 1, machine(30, 20)) == 30 * GIB
     assert decisions.budget("cuda", 2, machine(None, 20)) == 20 * GIB
     assert decisions.budget("cuda", 2, machine(None, None)) is None
-    monkeypatch.setattr(decisions.limits, "available_memory", lambda: 12 * GIB)
+    monkeypatch.setattr(decisions.cgroups, "available_memory", lambda: 12 * GIB)
     assert decisions.budget("cpu", 3, machine()) == 4 * GIB
 
 

@@ -206,8 +206,8 @@ def test_kernels_that_are_missing_are_an_error_of_the_whole_check(nvidia: Nvidia
     (package / gpu_health.LIBRARY).write_bytes(b"x\0sm_80 sm_90\0")
     variables["PYTHONPATH"] = f"{package.parent}:{ROOT}"
     code = (
-        "import os; from training import plan; from training.host import preflight;"
-        f"request, made, checks = plan.make('{SIMPLE}', ['{QUICKSTART}', '--check', '--device=cuda'], os.environ);"
+        "import os; from training.plan import preflight, training_plan;"
+        f"request, made, checks = training_plan.make('{SIMPLE}', ['{QUICKSTART}', '--check', '--device=cuda'], os.environ);"
         "print([(c.status, c.text, c.fixes) for c in checks if c.name == 'torch kernels'], preflight.worst(checks))"
     )
     done = python("-c", code, cwd=ROOT, **variables)

@@ -119,20 +119,20 @@ def test_a_container_s_shared_memory_is_too_small_for_nccl(monkeypatch: pytest.M
     ],
 )
 def test_cores(cores: int, workers: int, ranks: int, status: str, text: str, fixes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup_checks.variables, "cpu_count", lambda: cores)
+    monkeypatch.setattr(startup_checks.env_vars, "cpu_count", lambda: cores)
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     assert startup_checks.cpu(workers, ranks, lambda ranks: f"with {ranks}") == Check("CPU", status, text, fixes)
 
 
 def test_cores_of_a_share_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup_checks.variables, "cpu_count", lambda: 2)
+    monkeypatch.setattr(startup_checks.env_vars, "cpu_count", lambda: 2)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     assert startup_checks.cpu(0, 2, str).text == "2 of 64 cores for 2 ranks"
 
 
 def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     def limit(most: int, raisable: int) -> Check:
-        monkeypatch.setattr(startup_checks.limits, "open_files", lambda: (most, raisable))
+        monkeypatch.setattr(startup_checks.cgroups, "open_files", lambda: (most, raisable))
         return startup_checks.open_files(4, 2)
 
     assert limit(1024, 4096) == Check("open files", OK, "1024 for each process")
@@ -160,8 +160,8 @@ def test_a_process_that_may_open_few_files(tmp_path: Path) -> None:
 
 def test_memory_beside_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     estimate = memory.Estimate(GIB, 0, 2 * GIB, 0, 0, 0, 0, 0)
-    monkeypatch.setattr(startup_checks.limits, "available_memory", lambda: 8 * GIB)
-    monkeypatch.setattr(startup_checks.limits, "says_who", lambda: " (said)")
+    monkeypatch.setattr(startup_checks.cgroups, "available_memory", lambda: 8 * GIB)
+    monkeypatch.setattr(startup_checks.cgroups, "says_who", lambda: " (said)")
     assert startup_checks.ram_beside_gpus(estimate, None, 2) == Check(
         "host memory", OK, "8.0 GiB free, about 7.0 GiB needed beside the GPUs"
     )
@@ -221,7 +221,7 @@ def test_a_check_that_fails_is_a_problem_with_its_fixes() -> None:
 
 
 def test_more_ranks_than_cores_with_a_command_that_has_fewer(home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
-    monkeypatch.setattr(startup_checks.variables, "cpu_count", lambda: 2)
+    monkeypatch.setattr(startup_checks.env_vars, "cpu_count", lambda: 2)
     args = ["8", "--device=cpu", "--depth=1", "--total_batch_size=98304"]
     (found,) = [c for c in planner.make(LAUNCH, args, {})[2] if c.name == "CPU"]
     assert (found.status, found.text) == (WARNING, "8 ranks share 2 CPU cores: it works, slowly")
@@ -238,8 +238,8 @@ def test_nothing_that_fits_is_said_too() -> None:
 def test_all_checks_together_take_less_than_a_second_and_a_half(tmp_path: Path) -> None:
     code = (
         "import os, time; started = time.perf_counter();"
-        "from training import plan; from training.host import preflight;"
-        "request, made, checks = plan.make('train_dual_gpu_enhanced.sh', ['--device=cpu', '--depth=1', '--check'], os.environ);"
+        "from training.plan import preflight, training_plan;"
+        "request, made, checks = training_plan.make('train_dual_gpu_enhanced.sh', ['--device=cpu', '--depth=1', '--check'], os.environ);"
         "print(time.perf_counter() - started, len(checks))"
     )
     done = python("-c", code, cwd=tmp_path)

@@ -18,7 +18,7 @@ from training.config import fault_spec
 from training.config.fault_spec import Spec, parse
 from training.core import heartbeat
 from training.core.rundir import RunDir, read_records
-from training.trainer import faults
+from training.trainer import faults, inject
 from training.trainer.faults import stuck
 
 FAULTS = """
@@ -133,7 +133,7 @@ def test_it_is_said_that_faults_will_happen() -> None:
 
 
 def test_a_script_has_no_phases() -> None:
-    done = python(str(ROOT / "lib/run_module.py"), "training.plan.request", LAUNCH, "2", "--script", __file__, "--inject=kill")
+    done = python(str(ROOT / "lib/run_module.py"), "training.cli.check_request", LAUNCH, "2", "--script", __file__, "--inject=kill")
     assert done.returncode == 2 and "--inject is a field of Duet's own training" in done.stderr
 
 
@@ -153,7 +153,7 @@ def armed(tmp_path: Path) -> Iterator[Callable[..., RunDir]]:
     def arm(text: str, rank: int = 1, attempt: str = "1", **config: object) -> RunDir:
         heartbeat.start(run.heartbeat(rank), rank)
         plan = {"config": {"inject": text, **config}, "ranks": 2, "device": {"value": "cpu"}}
-        fault_spec.arm(plan, run, rank, {fault_spec.ATTEMPT: attempt})
+        inject.arm(plan, run, rank, {fault_spec.ATTEMPT: attempt})
         return run
 
     yield arm
@@ -216,7 +216,8 @@ def test_what_did_not_happen_is_said_at_the_end(armed: Callable[..., RunDir]) ->
 
 RANK = """
 import faulthandler, signal, sys, threading, time
-from training import heartbeat, inject
+from training.core import heartbeat
+from training.trainer import inject
 from training.core.rundir import RunDir
 run = RunDir(sys.argv[1])
 run.create()

@@ -260,7 +260,7 @@ def test_a_run_is_recognised_by_a_process_of_it(run: Made, tmp_path: Path) -> No
     program = """
 import sys, time
 from pathlib import Path
-from training import heartbeat
+from training.core import heartbeat
 heartbeat.start(Path(sys.argv[0]).parent / "experiments/small run/heartbeat/rank0.bin", 0)
 heartbeat.current.step = 1
 heartbeat.current.beat("forward")

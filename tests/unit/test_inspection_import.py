@@ -56,7 +56,7 @@ def test_both_names_are_the_same_code_and_need_nothing_else_of_ours(tmp_path: Pa
     code = """
 import sys
 from duet_inspector import DDPInspector, InspectionError
-import duet_inspector.judge, training
+import duet_inspector.analysis, training
 print(sys.modules[DDPInspector.__module__].__file__)
 print(sorted(name for name in sys.modules if name.split(".")[0] == "training"))
 """

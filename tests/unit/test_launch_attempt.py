@@ -228,7 +228,7 @@ def test_a_rank_that_not_even_sigkill_ends_is_left(run: RunDir, monkeypatch: pyt
     child = FakeChild(0, Unkillable(), -1, -1)  # type: ignore[arg-type]
     monkeypatch.setattr(tried, "_start", lambda: tried._alive.update({-1: child}))
     monkeypatch.setattr(timeouts, "UNKILLABLE_S", 0.0)
-    monkeypatch.setattr(timeouts.proc, "look", lambda pid: type("Process", (), {"waits_in": "nfs_wait_bit_killable"}))
+    monkeypatch.setattr(timeouts.procfs, "look", lambda pid: type("Process", (), {"waits_in": "nfs_wait_bit_killable"}))
     tried.each_pass = tried._kill
     outcome = tried.go()
     text = f"rank 0 (pid {os.getpid()}) can not be ended: it is blocked in the kernel (nfs_wait_bit_killable)"
@@ -416,7 +416,7 @@ def test_asked_to_stop_between_two_attempts(
             return Outcome(guilty=(0, -9), here=(0, -9))
 
     monkeypatch.setattr(supervisor, "Attempt", Killed)
-    monkeypatch.setattr(supervisor.store, "changed", lambda run: os.kill(os.getpid(), number))
+    monkeypatch.setattr(supervisor.prepared_cache, "changed", lambda run: os.kill(os.getpid(), number))
     plan = PLAN | {"retries": {"value": 2, "reason": ""}, "place": {"node_rank": 0, "nnodes": 1}}
     plan |= {"command": {"script": "launch_train.sh"}, "origins": dict.fromkeys(("out_dir", "log_dir"), "default")}
     assert supervisor._attempts(run, plan, Ending(run, plan), set(), "") == code

@@ -147,7 +147,7 @@ def test_refused_data_of_a_resumed_run_says_nothing_of_what_was_before(run: RunD
 
 def test_a_run_that_was_stopped_before_its_first_step_gets_no_report(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     failed(run, kind="asked", cause="interrupted")
-    monkeypatch.setattr(post_run.errand, "run", lambda *_, **__: pytest.fail("a report is made"))
+    monkeypatch.setattr(post_run.hook_runner, "run", lambda *_, **__: pytest.fail("a report is made"))
     assert Ending(run, plan(report=True)).report(Exit.INTERRUPTED) is False
 
 
@@ -156,7 +156,7 @@ def test_the_report_of_an_earlier_start_goes_when_this_one_has_none(run: RunDir,
     finished(run)
     run.report.write_text("old")
     os.utime(run.report, (1, 1))
-    monkeypatch.setattr(post_run.errand, "run", lambda *_, **__: ("killed", ""))
+    monkeypatch.setattr(post_run.hook_runner, "run", lambda *_, **__: ("killed", ""))
     end = Ending(run, plan(report=report))
     assert run.report.exists() and not end.report(Exit.DONE) and not run.report.exists()
     assert notification.of(run, plan(), 0, begun=True)["report"] is None
@@ -288,7 +288,7 @@ def test_killed_supervisor_leaves_nobody(run: RunDir, tmp_path: Path, token: str
 
 
 def with_report(run: RunDir, monkeypatch: pytest.MonkeyPatch, program: str) -> Ending:
-    """`program` in place of training.monitor.report."""
+    """`program` in place of training.cli.report."""
     root = run.path.parent / "root"
     (root / "lib").mkdir(parents=True)
     (root / "lib/run_module.py").write_text(textwrap.dedent(program))
@@ -308,7 +308,7 @@ def test_after_a_failure_it_is_said_where_the_report_is(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with_report(run, monkeypatch, MAKES).close(4)
-    assert run.report.read_text() == f"{['training.monitor.report', str(run.path), '--quiet']} {os.nice(0) + post_run.NICE} True"
+    assert run.report.read_text() == f"{['training.cli.report', str(run.path), '--quiet']} {os.nice(0) + post_run.NICE} True"
     assert capfd.readouterr().err.endswith(f" report: {run.report}\n")
 
 
@@ -332,7 +332,7 @@ def test_a_killed_report_leaves_the_command_that_makes_it(run: RunDir, monkeypat
     append_json(run.metrics, {"step": 1, "loss": 2.2, "time": 1.0})
     killed, fix = log.read_text().splitlines()
     assert killed.endswith("no report was made: killed by SIGKILL") and fix.startswith("    try: ")
-    assert fix.endswith(f"training.monitor.report {shlex.quote(str(run.path))}"), "the folder has a space"
+    assert fix.endswith(f"training.cli.report {shlex.quote(str(run.path))}"), "the folder has a space"
 
 
 @pytest.mark.parametrize("code", [Exit.DONE, Exit.PREEMPTED])

@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.monitor_runs import COMMAND, PATIENCE_S, ROOT, Made, dead_pid, old, program
 from training.cli import monitor
-from training.core import find_run
+from training.core import project
 from training.monitor import options, state
 
 # The command line
@@ -30,7 +30,7 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The project's folder, without any run."""
-    monkeypatch.setattr(find_run, "ROOT", tmp_path)
+    monkeypatch.setattr(project, "ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

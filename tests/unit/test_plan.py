@@ -21,6 +21,7 @@ from training.core.rundir import RunDir, write_json
 from training.host import decisions
 from training.host.gpus import Gpu, GpuProcess, Machine
 from training.host.torch_build import TorchBuild
+from training.launcher import rendezvous
 from training.plan import request, writer
 from training.plan import training_plan as planner
 from training.plan.request import Request
@@ -41,7 +42,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """machine(31, 5): a machine with two GPUs of 32 GiB and so much free memory."""
 
     monkeypatch.setattr(planner.torch_build, "installed", lambda: TorchBuild("2.99.0", "13.0"))
-    monkeypatch.setattr(planner.variables, "cpu_count", lambda: 8)
+    monkeypatch.setattr(planner.env_vars, "cpu_count", lambda: 8)
 
     def has(*free_gib: float, processes: tuple[GpuProcess, ...] = ()) -> None:
         cards = [Gpu(n, f"GPU-{n}", f"Card {n}", 32 * GIB, int(f * GIB), 0, 40, 70.0, (12, 0), processes) for n, f in enumerate(free_gib)]
@@ -137,7 +138,7 @@ def test_the_sentences_carry_the_reasons_and_the_promise(machine: Callable[..., 
 
 
 def test_ranks_that_share_too_few_cores_are_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner.variables, "cpu_count", lambda: 2)
+    monkeypatch.setattr(planner.env_vars, "cpu_count", lambda: 2)
     notes = make("8", "--device=cpu", "--depth=1", "--total_batch_size=98304", script=LAUNCH)[1]["notes"]
     assert "CPU: 8 ranks share 2 CPU cores: it works, slowly" in notes
 
@@ -234,7 +235,7 @@ def test_too_little_gpu_memory(more: list[str], machine: Callable[..., None], in
 
 @pytest.mark.parametrize("more", [[], ["--device_batch_size=8"], ["--depth", "12"], ["--depth=12", "--device_batch_size=4"]], ids=" ".join)
 def test_too_little_host_memory(more: list[str], home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
-    monkeypatch.setattr(decisions.limits, "available_memory", lambda: 9 * GIB)
+    monkeypatch.setattr(decisions.cgroups, "available_memory", lambda: 9 * GIB)
     asked = ["--device=cpu", "--activation_checkpointing=none", *more]
     problems = lacking(*asked, script=ENHANCED)
     assert problems[0].what.startswith("4.5 GiB free for each of 2 ranks: this run needs ")
@@ -265,7 +266,7 @@ def test_a_dry_run_shows_what_is_missing_instead(machine: Callable[..., None], i
 
 def written(*args: str, script: str = ENHANCED) -> Path:
     asked, plan, checks = make("--device=cpu", "--depth=1", *args, script=script)
-    return writer.write(plan, checks, asked).path
+    return writer.write(plan, checks, asked, rendezvous.ask).path
 
 
 def nul(path: Path) -> list[str]:
@@ -305,7 +306,7 @@ def test_only_variables_that_we_set_are_exported(home: Path, tmp_path: Path) -> 
     asked, plan, checks = planner.make(
         ENHANCED, ["--device=cpu", "--depth=1", f"--out_dir={tmp_path}/runs", f"--log_dir={tmp_path}/logs"], {"OMP_NUM_THREADS": "3"}
     )
-    run = writer.write(plan, checks, asked).path
+    run = writer.write(plan, checks, asked, rendezvous.ask).path
     assert not [v for v in nul(run / "launch.env") if v.startswith("OMP_NUM_THREADS")]
     assert {"name": "OMP_NUM_THREADS", "value": "3", "why": "your own value stays", "origin": "kept"} in plan["variables"]
 

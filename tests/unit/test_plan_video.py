@@ -30,7 +30,7 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 
     monkeypatch.setattr(planner.gpus, "look", look)
     monkeypatch.setattr(planner.torch_build, "installed", lambda: TorchBuild("2.99.0", "13.0"))
-    monkeypatch.setattr(planner.variables, "cpu_count", lambda: 8)
+    monkeypatch.setattr(planner.env_vars, "cpu_count", lambda: 8)
     monkeypatch.chdir(ROOT)
 
 
@@ -83,7 +83,7 @@ def test_what_the_plan_says_of_it(four_gpus: None, file: Path) -> None:
 
 def test_the_first_launch_of_all_has_no_packages_yet(file: Path, home: Path) -> None:
     """The request is checked by whatever Python there is, before an environment is made."""
-    script = [sys.executable, "-S", str(ROOT / "lib/run_module.py"), "training.plan.request", "launch_train.sh", "2", str(file)]
+    script = [sys.executable, "-S", str(ROOT / "lib/run_module.py"), "training.cli.check_request", "launch_train.sh", "2", str(file)]
     fine, wrong = (subprocess.run([*script, *more], capture_output=True, text=True, check=False) for more in ((), ("--num_frame=9",)))
     assert (fine.returncode, fine.stderr) == (0, "")
     assert wrong.returncode == 2 and "num_frame is 9" in wrong.stderr and "Traceback" not in wrong.stderr

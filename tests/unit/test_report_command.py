@@ -96,7 +96,7 @@ def test_the_command(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_as_the_supervisor_calls_it(root: Path) -> None:
     run = root / "experiments/first_run"
-    here = Path(options.__file__).resolve().parents[2]
+    here = Path(options.__file__).resolve().parents[3]
     done = python(str(here / "lib/run_module.py"), "training.cli.report", str(run), "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     done = python(str(here / "lib/run_module.py"), "training.cli.report", str(run / "nothing"))
@@ -110,7 +110,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_page_that_can_not_be_written(root: Path, on_small_disk: Callable[..., object]) -> None:
     run = root / "experiments/first_run"
-    here = Path(options.__file__).resolve().parents[2]
+    here = Path(options.__file__).resolve().parents[3]
     done = on_small_disk(str(here / "lib/run_module.py"), "training.cli.report", str(run), "--out=page.html", options="size=64k")
     assert done.returncode == Exit.CONFIG  # type: ignore[attr-defined]
     assert "page.html can not be written: No space left on device" in done.stderr  # type: ignore[attr-defined]

@@ -495,9 +495,9 @@ def test_a_rebuilt_command_means_the_same(shell: Shell) -> None:
 
 
 def test_as_a_program_it_only_checks(tmp_path: Path) -> None:
-    good = python("-m", "training.plan.request", LAUNCH, "2", "--depth=3", cwd=tmp_path)
+    good = python("-m", "training.cli.check_request", LAUNCH, "2", "--depth=3", cwd=tmp_path)
     assert (good.returncode, good.stdout, good.stderr) == (0, "", "")
-    bad = python("-m", "training.plan.request", LAUNCH, "zwei", "--depht=3", cwd=tmp_path, DUET_TYPO="1")
+    bad = python("-m", "training.cli.check_request", LAUNCH, "zwei", "--depht=3", cwd=tmp_path, DUET_TYPO="1")
     assert (bad.returncode, bad.stdout) == (2, "")
     assert bad.stderr.count("[ERROR]") == 4
     assert bad.stderr.endswith("3 problems; nothing was launched (exit 2)\n")
@@ -507,6 +507,8 @@ def test_as_a_program_it_only_checks(tmp_path: Path) -> None:
 
 def test_it_runs_before_anything_is_installed(tmp_path: Path) -> None:
     # -S: without site-packages, as on a fresh machine.
-    code = "import sys, os; from training import request; sys.argv = ['x', 'launch_train.sh', '2']; sys.exit(request.main())"
+    code = (
+        "import sys, os; from training.cli import check_request; sys.argv = ['x', 'launch_train.sh', '2']; sys.exit(check_request.main())"
+    )
     done = subprocess.run([sys.executable, "-S", "-c", code], cwd=tmp_path, env=clean_environment(), capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")

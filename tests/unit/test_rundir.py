@@ -116,7 +116,7 @@ def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     rundir.write_json(path, {"old": True})
     code = (
-        "import os, signal, sys; from pathlib import Path; from training import rundir;"
+        "import os, signal, sys; from pathlib import Path; from training.core import rundir;"
         "os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL);"
         "rundir.write_json(Path(sys.argv[1]), {'new': True})"
     )

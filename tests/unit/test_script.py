@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.unit.conftest import LAUNCH, only
+from training.cli import plan as plan_command
 from training.config import program
 from training.config.schema import FIELDS
 from training.core import project
 from training.core.errors import Problem, UserError
-from training.plan import cli_args, training_plan
+from training.plan import cli_args
 from training.plan import script_request as own_script
 
 Write = Callable[..., str]
@@ -71,7 +72,7 @@ def test_a_program_in_the_place_of_a_config_is_one_problem(home: Path, write: Wr
 def test_duets_own_program_and_a_task_get_the_command_that_is_meant(home: Path, write: Write) -> None:
     task = write("mine.py", "from training.tasks.base import Task\nclass Mine(Task):\n    pass\n")
     assert problem("2", task, "--width=3").fixes[0] == "./launch_train.sh 2 --width=3 --task=mine.py"
-    own = project.ROOT / project.ENTRYPOINT
+    own = cli_args.ROOT / project.ENTRYPOINT
     own.write_text(BODY)
     assert cli_args.QUICKSTART in problem("2", str(own)).fixes[0]
 
@@ -95,8 +96,8 @@ def test_what_would_be_done_can_be_shown(
 ) -> None:
     words = ["1", action, "--device=cpu", "--script", write("main.py", BODY), "--", "--epochs=3"]
     monkeypatch.setattr("sys.argv", ["plan", LAUNCH, *words])
-    assert training_plan.main() == 0
+    assert plan_command.main() == 0
     assert "script: main.py --epochs=3" in capsys.readouterr().out
     if action == "--check":
         monkeypatch.setattr("sys.argv", ["plan", LAUNCH, words[0], "--json", *words[1:]])
-        assert training_plan.main() == 0 and json.loads(capsys.readouterr().out)["plan"]["launcher"] == "spawn"
+        assert plan_command.main() == 0 and json.loads(capsys.readouterr().out)["plan"]["launcher"] == "spawn"

@@ -12,7 +12,7 @@ from tests.unit.conftest import LAUNCH, ROOT, SIMPLE, only
 from tests.unit.monitor_runs import Made
 from training.cli import diagnose
 from training.cli.scaling import options as scaling
-from training.core import find_run
+from training.core import project
 from training.core.errors import Problem, UserError
 from training.monitor import attach
 from training.monitor import options as monitor
@@ -97,7 +97,7 @@ def told(parse: object, *argv: str) -> Problem:
 
 def test_a_run_or_a_log_without_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Made(tmp_path / "experiments" / "one run")
-    monkeypatch.setattr(find_run, "ROOT", tmp_path)
+    monkeypatch.setattr(project, "ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.log").write_text("step 1\n")
     for word, fix in (

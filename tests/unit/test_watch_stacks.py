@@ -208,7 +208,7 @@ def thread(*frames: tuple[str, str]) -> Thread:
         "<string>",
         "/home/me/pytorch/torch/nn/modules/linear.py",
         "/home/me/pytorch/torch/functional.py",
-        str(Path(stacks.__file__).parents[2] / "distributed.py"),
+        str(Path(stacks.__file__).parents[2] / "inspector/distributed.py"),
         str(Path(stacks.__file__).parents[3] / "lib/run_script.py"),
     ],
 )
@@ -244,7 +244,7 @@ MINE = ("/home/me/train.py", "main")
         ),
         ([(DDP, "_pre_forward"), (DDP, "forward"), MINE], "DistributedDataParallel.forward"),
         ([(f"{ENV}/torch/autograd/graph.py", "_engine_run_backward"), (f"{ENV}/torch/_tensor.py", "Tensor.backward"), MINE], "backward"),
-        ([(str(Path(stacks.__file__).parents[2] / "distributed.py"), "barrier"), MINE], "barrier"),
+        ([(str(Path(stacks.__file__).parents[2] / "inspector/distributed.py"), "barrier"), MINE], "barrier"),
         # The model's own forward below DDP's, a hook below backward, a checkpoint's file: not waiting for anybody.
         ([MINE, (DDP, "DistributedDataParallel.forward"), MINE], None),
         ([(DDP, "DistributedDataParallel._run_ddp_forward"), MINE], None),

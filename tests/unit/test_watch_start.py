@@ -111,9 +111,9 @@ def test_who_waits_for_another_machine_is_excused_until_that_has_ended(run: RunD
     seen = [SimpleNamespace(rank=0, beat=b, process=SimpleNamespace(gone=False)) for b in read_all(run.heartbeats)]
     found = Finding(HANG, None, None, "all ranks wait for each other", {}, {}, 70.0)
     monkeypatch.setattr(heartbeat_watchdog.Watch, "_overdue", lambda self, beats, pids: beats)
-    monkeypatch.setattr(heartbeat_watchdog.evidence, "gather", lambda *_: seen)
-    monkeypatch.setattr(heartbeat_watchdog.evidence, "texts", lambda *_: {})
-    monkeypatch.setattr(heartbeat_watchdog.judge, "judge", lambda *_: found)
+    monkeypatch.setattr(heartbeat_watchdog.snapshot, "gather", lambda *_: seen)
+    monkeypatch.setattr(heartbeat_watchdog.snapshot, "texts", lambda *_: {})
+    monkeypatch.setattr(heartbeat_watchdog.culprit, "judge", lambda *_: found)
     watch = RanksWatch(run, PLAN | {"config": {"hang_timeout": 0.01}}, range(1), 2)
     assert watch.look({0: os.getpid()}, {}) is None
     watch.elsewhere_ended()

@@ -25,7 +25,7 @@ from training.core.errors import Exit, NothingToDo, UserError
 from training.host import program as command
 from training.host.placement import RANK
 from training.launcher import rendezvous
-from training.plan import preflight, script_plan, writer
+from training.plan import preflight, script_plan, script_words, writer
 from training.plan import script_request as own_script
 from training.plan.builder import Plan
 from training.plan.option_help import option_lines
@@ -50,10 +50,10 @@ def main() -> int:
     installed = BEFORE_INSTALL not in sys.argv[1:2]
     if not installed:
         del sys.argv[1]
-    if flags.parse(own_script.split(sys.argv[2:])[0]).on("help"):  # --help=true; the scripts answer --help themselves
+    if flags.parse(script_words.split(sys.argv[2:])[0]).on("help"):  # --help=true; the scripts answer --help themselves
         print("\n".join(option_lines()))
         return 0
-    if flags.parse(own_script.split(sys.argv[2:])[0]).flags.get("inject", ("",))[0] == "list":
+    if flags.parse(script_words.split(sys.argv[2:])[0]).flags.get("inject", ("",))[0] == "list":
         from training.config import fault_spec
 
         print(fault_spec.overview())

@@ -5,21 +5,13 @@ torch is imported late: a wrong flag is answered at once, and the heartbeat tell
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from training.cli import plan as plan_command
 from training.core import heartbeat, log, phase_timeouts, rundir
 from training.core.errors import Exit, NothingToDo, Stopped, UserError
-from training.core.project import ENTRYPOINT
-from training.host import packages, process, program
-from training.host.placement import NODE
-from training.launcher import rendezvous
-from training.plan import training_plan as planner
-from training.plan import writer
 from training.trainer import worker
 from training.trainer.worker import SUPERVISED
 
@@ -49,15 +41,17 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
     try:
         if rundir.VARIABLE in environ and SUPERVISED in environ:
             run = rundir.RunDir(environ[rundir.VARIABLE])
-            plan = _planned(run)
+            plan = worker.planned(run)
             world = _meet(run, plan, int(environ.get("RANK", 0)))
         else:
-            draft = _draft(args, environ, os.getppid())
+            from training.cli import draft as without_launcher  # planning is work that a rank of our launcher does not do
+
+            draft = without_launcher.draft(args, environ, os.getppid())
             if isinstance(draft, int):
                 return draft
             run, plan, world = draft
             if world.rank == 0:
-                ending = post_run.Ending(run, plan)
+                ending = without_launcher.ending(run, plan)
         code = int(worker.live(run, plan, world, ending))
         if ending:
             ending.close(code)
@@ -106,13 +100,6 @@ def _report(error: UserError, run: rundir.RunDir | None, rank: int) -> int:
     return int(error.code)
 
 
-def _planned(run: rundir.RunDir) -> Plan:
-    plan = rundir.read_json(run.plan)
-    if plan is None:
-        raise FileNotFoundError(f"{run.plan} is missing or damaged")
-    return plan
-
-
 def _meet(run: rundir.RunDir, plan: Plan, rank: int) -> World:
     worker.begin(run, plan, rank)
     worker.stacks_on_request(run, rank)
@@ -122,44 +109,3 @@ def _meet(run: rundir.RunDir, plan: Plan, rank: int) -> World:
     worker.open_to_watchers(run, rank)
     heartbeat.current.beat("meeting the other ranks")
     return distributed.setup(plan["device"]["value"], phase_timeouts.backstop_s(plan["config"]["hang_timeout"], supervised=True))
-
-
-def _draft(args: list[str], environ: MutableMapping[str, str], parent: int) -> tuple[rundir.RunDir, Plan, World] | int:
-    """Without a launcher of ours: every rank makes the same plan, rank 0 alone writes it; the exit code after --dry_run."""
-    # A launch script that found itself to be a rank has become this process, with its own arguments.
-    request, plan, checks = planner.make(environ.pop("DUET_SCRIPT", ENTRYPOINT), args, environ)
-    place = request.place
-    if request.dry_run or request.check:
-        return plan_command.show(request, plan, checks) if place.rank == 0 else 0
-    program.require(tuple(packages.REQUIRED), said_by_another=place.rank != 0)
-    if place.kind == NODE:
-        writer.become_launcher(writer.write(plan, checks, request, rendezvous.ask), environ)
-    if place.world_size > 1:
-        process.die_with_parent(parent)  # a killed torchrun leaves orphans otherwise
-    for name in place.leftovers:
-        del environ[name]
-    environ.update(place.variables() | {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"})
-    from training.inspector import distributed
-
-    world = distributed.setup(plan["device"]["value"], phase_timeouts.backstop_s(plan["config"]["hang_timeout"], supervised=False))
-    run = _common_run(writer.write(plan, checks, request, rendezvous.ask) if world.rank == 0 else None)
-    worker.begin(run, plan, world.rank)
-    worker.open_to_watchers(run, world.rank)
-    plan = _planned(run)
-    if world.rank == 0:
-        log.open_log(plan["log_file"])
-        planner.announce(plan)
-    return run, plan, world
-
-
-def _common_run(own: rundir.RunDir | None) -> rundir.RunDir:
-    """Rank 0's run directory on every rank; where its disk is not seen, a folder of the same name with its plan."""
-    from training.inspector import distributed
-
-    told = distributed.from_main("run", json.dumps({"path": str(own.path), "plan": rundir.read_json(own.plan)}) if own else None)
-    run, plan = rundir.RunDir(json.loads(told)["path"]), json.loads(told)["plan"]
-    seen = rundir.read_json(run.plan)
-    if seen is None or seen["created"] != plan["created"]:
-        run.create()
-        rundir.write_json(run.plan, plan)
-    return run

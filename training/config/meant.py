@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+from training.config.convert import as_text, convert
 from training.config.foreign_names import NAMES, VALUE_NOTES, VALUES, Foreign, row_of
-from training.config.resolve import as_text, convert
 from training.config.schema import FIELDS, Config, Known, describe, kind
 from training.config.translate import RANKS, Changes, Sizes, none
 from training.core.suggest import suggest

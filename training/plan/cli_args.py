@@ -17,6 +17,7 @@ from training.core import rundir
 from training.core.errors import Problem, UserError
 from training.core.project import ENTRYPOINT, ROOT
 from training.plan import resume_run
+from training.plan.script_words import launch_words
 
 QUICKSTART = "configs/dual_gpu/quickstart.py"
 # Ranks each script starts on a machine: a number, or None for 'the first argument says'.
@@ -170,8 +171,6 @@ def _config_file(
 
 def _program(script: str, line: flags.CommandLine, args: list[str], typed: int, path: Path, what: str) -> Problem:
     """One problem for a program where a config belongs, with the command that runs it."""
-    from training.plan.script_request import launch_words  # which reads this module
-
     shown, ranks = shlex.quote(str(path)), typed or 2
     number = line.positional[:1] if SCRIPTS[script] is None else []
     named = [word for word in args if word.partition("=")[2] == str(path)] + [str(path), "--config"]

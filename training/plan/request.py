@@ -1,12 +1,11 @@
 """What the user asks for: script, number of ranks, configuration. Pure: no host facts, no torch, standard library only,
-so that a typing error is answered before anything is installed (`python lib/run_module.py training.plan.request SCRIPT ARGS` checks only)."""
+so that a typing error is answered before anything is installed."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import re
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -21,7 +20,7 @@ from training.core import log, rundir, standing
 from training.core.errors import NothingToDo, Problem, UserError
 from training.core.project import ENTRYPOINT
 from training.data import corpus
-from training.host import packages, program, topology
+from training.host import packages, topology
 from training.host.placement import NODE, RANK, Asked, Place
 from training.plan import cli_args as reading
 from training.plan import finished
@@ -301,24 +300,3 @@ def run_name(
         fixes = [again(resume=name)] if resumable and not resumable.get("script") else []
         return [Problem(f"{said}, but {experiments / name} is there already", "a new name", [*fixes, again(run_name=free)])]
     return []
-
-
-def main() -> int:
-    script, args = sys.argv[1], sys.argv[2:]
-    from training.plan import script_request as own_script
-
-    try:
-        if own_script.asked_for(args):
-            own_script.read(script, args, os.environ)
-        else:
-            read(script, args, os.environ, installed=False)
-    except NothingToDo:
-        pass  # the plan answers
-    except UserError as error:
-        log.report(error)
-        return int(error.code)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(program.run(lambda _: main(), __doc__, internal=True))

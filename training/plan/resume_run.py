@@ -150,6 +150,6 @@ def _where(run: rundir.RunDir, plan: dict[str, Any]) -> str:
     state = str(summary["status"]) if summary else "failed" if failure else "running" if lives else "died"
     saved = manifest.newest(run.checkpoints) or {"step": 0}
     step = (summary or {}).get("steps", saved["step"])
-    total = (rundir.read_json(standing.data_file(run)) or {}).get("total_steps")
+    total = (rundir.read_json(standing.data_file(run)) or {}).get("total_steps") or plan["config"].get("num_iterations")
     when = ended.stat().st_mtime if ended else float(plan.get("created", 0.0))
     return f"{state}: step {step}{f' of {total}' if total else ''}, {units.clock(when, '%Y-%m-%d %H:%M')}"

@@ -10,7 +10,8 @@ from dataclasses import asdict
 from training.host import decisions, gpus, torch_build
 from training.plan import builder, preflight
 from training.plan.builder import Plan
-from training.plan.script_request import USED, ScriptLaunch
+from training.plan.script_request import ScriptLaunch
+from training.plan.script_words import USED
 
 
 def build(request: ScriptLaunch, environ: Mapping[str, str]) -> tuple[Plan, list[preflight.Check]]:

@@ -23,15 +23,10 @@ from training.core.errors import Problem, UserError
 from training.host.placement import RANK
 from training.plan.cli_args import SCRIPTS, command, folder, number_of_ranks
 from training.plan.request import Launch, common, count, place_of, run_name
+from training.plan.script_words import SEPARATOR, USED, split
 
 SCRIPT = "launch_train.sh"
-SEPARATOR = "--"
 ALLOWED = "the script's own arguments after --"
-# Fields that say something about the launch of any script.
-USED = (
-    *(name for name, field in FIELDS.items() if field.metadata["group"] == "launch" and name != "inject"),
-    *("run_name", "out_dir", "log_dir", "device", "hang_timeout", "report", "notify", "retries"),
-)
 
 
 @dataclass(kw_only=True)
@@ -69,23 +64,10 @@ def asked_for(args: list[str]) -> bool:
     return any(word == "--script" or word.startswith("--script=") for word in own)
 
 
-def split(args: list[str]) -> tuple[list[str], list[str]]:
-    """(ours, the script's)."""
-    at = args.index(SEPARATOR) if SEPARATOR in args else len(args)
-    return args[:at], args[at + 1 :]
-
-
 def command_of(program: str, args: list[str], /, **changes: Any) -> str:
     """The user's own command with these flags of ours changed."""
     own, theirs = split(args)
     return " ".join([command(program, own, **changes), *([SEPARATOR, shlex.join(theirs)] if theirs else [])])
-
-
-def launch_words(words: list[str]) -> tuple[list[str], list[str]]:
-    """(flags of the launch, the rest) of the arguments for a program that was given without --script."""
-    name = {word: word.removeprefix("--").partition("=")[0].replace("-", "_") for word in words}
-    own = [word for word in words if word.startswith("--") and (name[word] in flags.SWITCHES or ("=" in word and name[word] in USED))]
-    return own, [word for word in words if word not in own and word != SEPARATOR]
 
 
 def _means_nothing(name: str) -> bool:

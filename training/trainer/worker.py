@@ -147,3 +147,10 @@ def _prepare_alone(run: rundir.RunDir, plan: Plan) -> Prepared:
     except UserError:
         writer.give_back(run)
         raise
+
+
+def planned(run: rundir.RunDir) -> Plan:
+    plan = rundir.read_json(run.plan)
+    if plan is None:
+        raise FileNotFoundError(f"{run.plan} is missing or damaged")
+    return plan

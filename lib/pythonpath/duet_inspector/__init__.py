@@ -7,7 +7,7 @@ from duet_inspector import DDPInspector
 
 from pathlib import Path
 
-__path__ = [str(Path(__file__).resolve().parents[3] / "training" / "inspection")]
+__path__ = [str(Path(__file__).resolve().parents[3] / "training" / "inspector")]
 
 from .inspector import DDPInspector, InspectionError  # type: ignore[import-not-found]
 

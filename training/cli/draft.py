@@ -1,0 +1,66 @@
+"""One rank without a launcher of ours: it makes the plan itself, together with the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from training.cli import plan as plan_command
+from training.core import log, phase_timeouts, rundir
+from training.core.project import ENTRYPOINT
+from training.host import packages, process, program
+from training.host.placement import NODE
+from training.launcher import rendezvous
+from training.launcher.post_run import Ending as ending
+from training.plan import training_plan as planner
+from training.plan import writer
+from training.trainer import worker
+
+if TYPE_CHECKING:
+    from training.inspector.distributed import World
+
+Plan = dict[str, Any]
+
+__all__ = ["draft", "ending"]
+
+
+def draft(args: list[str], environ: MutableMapping[str, str], parent: int) -> tuple[rundir.RunDir, Plan, World] | int:
+    """Without a launcher of ours: every rank makes the same plan, rank 0 alone writes it; the exit code after --dry_run."""
+    # A launch script that found itself to be a rank has become this process, with its own arguments.
+    request, plan, checks = planner.make(environ.pop("DUET_SCRIPT", ENTRYPOINT), args, environ)
+    place = request.place
+    if request.dry_run or request.check:
+        return plan_command.show(request, plan, checks) if place.rank == 0 else 0
+    program.require(tuple(packages.REQUIRED), said_by_another=place.rank != 0)
+    if place.kind == NODE:
+        writer.become_launcher(writer.write(plan, checks, request, rendezvous.ask), environ)
+    if place.world_size > 1:
+        process.die_with_parent(parent)  # a killed torchrun leaves orphans otherwise
+    for name in place.leftovers:
+        del environ[name]
+    environ.update(place.variables() | {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"})
+    from training.inspector import distributed
+
+    world = distributed.setup(plan["device"]["value"], phase_timeouts.backstop_s(plan["config"]["hang_timeout"], supervised=False))
+    run = _common_run(writer.write(plan, checks, request, rendezvous.ask) if world.rank == 0 else None)
+    worker.begin(run, plan, world.rank)
+    worker.open_to_watchers(run, world.rank)
+    plan = worker.planned(run)
+    if world.rank == 0:
+        log.open_log(plan["log_file"])
+        planner.announce(plan)
+    return run, plan, world
+
+
+def _common_run(own: rundir.RunDir | None) -> rundir.RunDir:
+    """Rank 0's run directory on every rank; where its disk is not seen, a folder of the same name with its plan."""
+    from training.inspector import distributed
+
+    told = distributed.from_main("run", json.dumps({"path": str(own.path), "plan": rundir.read_json(own.plan)}) if own else None)
+    run, plan = rundir.RunDir(json.loads(told)["path"]), json.loads(told)["plan"]
+    seen = rundir.read_json(run.plan)
+    if seen is None or seen["created"] != plan["created"]:
+        run.create()
+        rundir.write_json(run.plan, plan)
+    return run

@@ -1,0 +1,69 @@
+"""A value as it is typed or written in a file → the type and range of its field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from training.config.flags import WORDS
+from training.config.schema import FIELDS, Known, kind
+
+
+def as_text(raw: Any) -> str:
+    """A value of a config file as it would be typed."""
+    return str(raw).lower() if isinstance(raw, bool) or raw is None else raw if isinstance(raw, str) else shown(raw)
+
+
+def convert(name: str, raw: Any, is_text: bool, fields: Known = FIELDS) -> tuple[Any, str | None]:
+    """(typed value, None) or (None, what is wrong beside the value itself): text from flags is parsed, values from files must
+    have the type."""
+    meta, wanted = fields[name].metadata, kind(name, fields)
+    if raw in meta["words"]:
+        return raw, None
+    value: Any = raw
+    if meta["choices"]:
+        # `compile = True` and `TORCH_COMPILE=1` mean the same.
+        value = str(int(raw)) if isinstance(raw, (bool, int)) else raw
+        return (value, None) if value in meta["choices"] else (None, "")
+    if is_text:
+        try:
+            value = PARSERS[wanted](raw)
+        except ValueError:
+            return None, ""
+    elif wanted == "float" and isinstance(raw, int) and not isinstance(raw, bool):
+        try:
+            value = float(raw)
+        except OverflowError:
+            return None, ", too large"
+    elif type(raw).__name__ != wanted:
+        return None, f", a {type(raw).__name__}"
+    if wanted == "float" and not math.isfinite(value):
+        return None, ""
+    if wanted == "str" and "\0" in value:
+        return None, ", with a null character"
+    if meta["unit"] == "path" and not value and fields[name].default:
+        return None, ""
+    if meta["low"] is not None and value < meta["low"]:
+        return None, ", too small"
+    if meta["high"] is not None and value > meta["high"]:
+        return None, ", too large"
+    return value, None
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in WORDS:
+        raise ValueError(text)
+    return WORDS[text.lower()]
+
+
+PARSERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": _boolean, "str": str}
+
+
+def shown(raw: Any) -> str:
+    """A value for a message: never longer than a line, and numbers that Python does not print."""
+    try:
+        text = repr(raw)
+    except ValueError:
+        return "a number with more than 4300 digits"
+    return text if len(text) <= 200 else text[:197] + "…"
