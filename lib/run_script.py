@@ -101,7 +101,8 @@ class _Inspection:
 
 
 class _AtDistributed:
-    """When the script imports torch.distributed, the collectives that it calls can be seen from outside (training/trainer/flight_recorder_server.py)."""
+    """When the script imports torch.distributed, the collectives that it calls can be seen from outside
+    (training/trainer/flight_recorder_server.py)."""
 
     def __init__(self, folder: str, rank: int) -> None:
         self.folder, self.rank, self.done = folder, rank, False

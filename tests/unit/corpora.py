@@ -11,7 +11,7 @@ import pytest
 from training.core.errors import Exit, Problem, UserError
 from training.data.corpus import Source, find
 from training.data.prepare import Prepared, ensure
-from training.data.tokenizer import BOS
+from training.data.tokenizer_base import BOS
 
 Write = Callable[..., str]
 

@@ -74,9 +74,7 @@ def test_one_rank_has_nobody_to_talk_to() -> None:
 def test_gpus_that_are_not_there_are_exit_3(nvidia: Callable[..., dict[str, Any]]) -> None:
     done = python(*RUN, "3", "--device=cuda", **nvidia(COUNT=2))
     assert (done.returncode, done.stdout) == (3, "")
-    assert (
-        "3 GPUs are needed, 2 visible: 2 on this machine" in done.stderr and "training.launcher.communication 3 --device=cpu" in done.stderr
-    )
+    assert "3 GPUs are needed, 2 visible: 2 on this machine" in done.stderr and "training.cli.communication 3 --device=cpu" in done.stderr
 
 
 def test_a_torch_for_the_cpu_is_exit_3(nvidia: Callable[..., dict[str, Any]]) -> None:

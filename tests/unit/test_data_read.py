@@ -182,5 +182,8 @@ def test_nothing_is_missing_here_and_nothing_is_imported() -> None:
 
 def test_before_the_installation_nobody_is_told_to_install(write: Write, home: Path) -> None:
     write("a.parquet", "x")
-    code = "import sys; from training.cli import check_request; sys.argv[1:] = ['train_dual_gpu_enhanced.sh', '--data=a.parquet']; print(check_request.main())"
+    code = (
+        "import sys; from training.cli import check_request; sys.argv[1:] = ['train_dual_gpu_enhanced.sh', '--data=a.parquet'];"
+        "print(check_request.main())"
+    )
     assert python("-S", "-c", code, cwd=home).stdout == "0\n"

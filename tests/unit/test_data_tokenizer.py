@@ -16,11 +16,11 @@ from training.config.schema import Config
 from training.core import manifest
 from training.core.errors import UserError
 from training.core.rundir import RunDir
-from training.data import bpe, tokenizer
+from training.data import bpe, tokenizer, tokenizer_base
 from training.data.corpus import find
 from training.data.prepare import MERGING, ensure
 from training.data.readers import Piece
-from training.data.tokenizer import Bytes, Tokenizer
+from training.data.tokenizer_base import Bytes, Tokenizer
 from training.tasks.gpt import planning
 
 Write = Callable[..., str]
@@ -82,7 +82,7 @@ def test_any_bytes_come_back_from_bytes() -> None:
         (ids,) = Bytes().encode_documents([text])
         assert bytes(ids[1:].tolist()) == text
     assert Bytes().decode(list("é".encode())[:1]) == "\ufffd"
-    assert (tokenizer.VOCAB, tokenizer.BOS, tokenizer.PADDED_VOCAB) == (257, 256, 320)
+    assert (tokenizer_base.VOCAB, tokenizer_base.BOS, tokenizer_base.PADDED_VOCAB) == (257, 256, 320)
 
 
 @pytest.mark.parametrize("chosen", ["bytes", "bpe", "json", "tiktoken"])
@@ -107,7 +107,7 @@ def test_a_prepared_folder_is_enough(chosen: str, write: Write, tmp_path: Path, 
 
 def test_a_short_text_gives_a_small_model(tmp_path: Path) -> None:
     words = bpe.train(["the cat sat on the mat"] * 9, 200_000, tmp_path)
-    assert words.vocab < 320 and words.padded_vocab == tokenizer.padded(words.vocab) == 320
+    assert words.vocab < 320 and words.padded_vocab == tokenizer_base.padded(words.vocab) == 320
     assert tokenizer.vocab_of("bpe", 200_000) == 200_000, "the most that it may be"
     assert "--vocab_size is 200000" in tokenizer.fewer("bpe", 200_000, words.padded_vocab)
     assert not tokenizer.fewer("bpe", 320, 320) and not tokenizer.fewer("bytes", 8192, 320)
@@ -219,5 +219,5 @@ def test_a_resumed_run_is_planned_with_the_tokens_that_it_found(tmp_path: Path) 
         return planning._vocab(request)  # type: ignore[arg-type]
 
     assert planned() == 384
-    assert planned(vocab_size=1000) == tokenizer.padded(1000)
+    assert planned(vocab_size=1000) == tokenizer_base.padded(1000)
     assert planned(tokenizer="bytes") == 320

@@ -16,7 +16,7 @@ from training.config.schema import Config
 from training.core import heartbeat
 from training.core.rundir import write_json
 from training.data.prepare import Prepared
-from training.data.tokenizer import BOS
+from training.data.tokenizer_base import BOS
 from training.inspector.distributed import World
 from training.tasks.gpt.model import GPT, Frugal
 from training.tasks.gpt.model_dims import Shape

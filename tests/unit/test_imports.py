@@ -32,7 +32,8 @@ def test_no_torch_and_no_numpy(module: str) -> None:
 
 def test_nor_does_a_plan_that_is_made(tmp_path: object) -> None:
     code = (
-        "import sys; from training.cli import plan; sys.argv = ['x', 'train_dual_gpu_enhanced.sh', '--device=cpu', '--depth=1', '--dry_run'];"
+        "import sys; from training.cli import plan;"
+        "sys.argv = ['x', 'train_dual_gpu_enhanced.sh', '--device=cpu', '--depth=1', '--dry_run'];"
         "code = plan.main(); print([m for m in ('torch', 'numpy') if m in sys.modules], code)"
     )
     done = python("-c", code)

@@ -20,7 +20,10 @@ from training.monitor.health.target import Target
 
 Nvidia = Callable[..., dict[str, Any]]
 # As the command, with a shorter look.
-QUICKLY = "import sys; from training.cli import inspect; from training.monitor.health import activity; activity.LOOK_S = activity.MORE_S = 0.5; sys.exit(inspect.main(sys.argv[1:]))"
+QUICKLY = (
+    "import sys; from training.cli import inspect; from training.monitor.health import activity;"
+    "activity.LOOK_S = activity.MORE_S = 0.5; sys.exit(inspect.main(sys.argv[1:]))"
+)
 POWER = {"USE": "97,96", "POWER": "431,425", "POWER_LIMIT": "575"}
 
 

@@ -1,1 +1,1 @@
-"""The commands: each module here is the entry of one, and nothing imports them."""
+"""The commands: each module here is the entry of one, and no other room imports them."""

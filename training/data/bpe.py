@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from training.data import tokenizer
-from training.data.readers import Piece
-from training.data.tokenizer import BOS_NAME, Tokenizer, bos_among, padded
 from training.core.errors import Problem, UserError
+from training.data import tokenizer_base
+from training.data.readers import Piece
+from training.data.tokenizer_base import BOS_NAME, Tokenizer, bos_among, padded
 
 # GPT-4's split: contractions, words with one leading space, at most three digits, punctuation, lines, spaces.
 SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -71,7 +71,7 @@ class Learned(_Batched):
         try:
             self.inner = library.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises this very class
-            raise UserError(Problem(f"tokenizer {path}: {error}", tokenizer.ALLOWED, list(tokenizer.FIXES))) from None
+            raise UserError(Problem(f"tokenizer {path}: {error}", tokenizer_base.ALLOWED, list(tokenizer_base.FIXES))) from None
         self.inner.no_padding()
         self.inner.no_truncation()
         self.inner.encode_special_tokens = True  # "<|bos|>" in a text is text
@@ -111,8 +111,8 @@ class Learned(_Batched):
         return lengths
 
     def save(self, folder: Path) -> str:
-        self.inner.save(str(folder / tokenizer.JSON))
-        return tokenizer.JSON
+        self.inner.save(str(folder / tokenizer_base.JSON))
+        return tokenizer_base.JSON
 
 
 class Ranks(_Batched):
@@ -142,13 +142,13 @@ class Ranks(_Batched):
         return lengths
 
     def save(self, folder: Path) -> str:
-        shutil.copyfile(self.path, folder / tokenizer.TIKTOKEN)
-        return tokenizer.TIKTOKEN
+        shutil.copyfile(self.path, folder / tokenizer_base.TIKTOKEN)
+        return tokenizer_base.TIKTOKEN
 
 
 def _ranks(path: Path) -> dict[bytes, int]:
     def wrong(what: str) -> UserError:
-        return UserError(Problem(f"tokenizer {path}: {what}", tokenizer.ALLOWED, list(tokenizer.FIXES)))
+        return UserError(Problem(f"tokenizer {path}: {what}", tokenizer_base.ALLOWED, list(tokenizer_base.FIXES)))
 
     ranks: dict[bytes, int] = {}
     taken: set[int] = set()
@@ -188,13 +188,14 @@ def train(texts: Iterable[str], vocab_size: int, folder: Path, waiting: Callable
         show_progress=False,
     )
     _interruptible(lambda: inner.train_from_iterator(iter(texts), trainer), waiting)
-    inner.save(str(folder / tokenizer.JSON))
+    inner.save(str(folder / tokenizer_base.JSON))
     found = inner.get_vocab_size(with_added_tokens=True)  # fewer than asked for when the text is too short for so many merges
-    return Learned(folder / tokenizer.JSON, f"bpe, {found} tokens, trained on the data", padded(found))
+    return Learned(folder / tokenizer_base.JSON, f"bpe, {found} tokens, trained on the data", padded(found))
 
 
 def _interruptible(work: Callable[[], None], waiting: Callable[[], None]) -> None:
-    """Run it in a thread and wait, with a call of `waiting` a few times a second: the library does not look at signals for minutes, and Ctrl-C must end the program."""
+    """Run it in a thread and wait, with a call of `waiting` a few times a second: the library does not look at signals for minutes,
+    and Ctrl-C must end the program."""
     failure: list[BaseException] = []
 
     def run() -> None:

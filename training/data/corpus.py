@@ -8,8 +8,8 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.data.encoding import is_plain
 from training.core.errors import Problem
+from training.data.encoding import is_plain
 
 STDLIB = "stdlib"
 FORMS = (".txt", ".jsonl", ".parquet")
@@ -31,7 +31,8 @@ class Source:
 
 
 def find(data: str, origin: str = "", encoding: str = "") -> tuple[Source | None, Problem | None]:
-    """The source behind a `data` value, or what is wrong with it; `origin` tells where the value came from; `encoding`: of the files that are not UTF-8."""
+    """The source behind a `data` value, or what is wrong with it; `origin` tells where the value came from; `encoding`: of the files
+    that are not UTF-8."""
     if data == STDLIB:
         return _stdlib()
     name_of_encoding = "" if not encoding or is_plain(encoding) else encoding
@@ -70,7 +71,9 @@ def _missing(path: Path, data: str, said: str, allowed: str) -> Problem:
         return Problem(f"{said}: no such file or folder, and Duet downloads nothing", allowed)
     there = path.absolute().parent
     if any(c in path.name for c in "*?[") and os.path.isdir(there):
-        return Problem(f"{said}: no such file or folder; it is a pattern", f"{allowed}; a pattern is not", [f"ls {shlex.quote(str(there))}"])
+        return Problem(
+            f"{said}: no such file or folder; it is a pattern", f"{allowed}; a pattern is not", [f"ls {shlex.quote(str(there))}"]
+        )
     while not os.path.isdir(there) and there != there.parent:
         there = there.parent
     return Problem(f"{said}: no such file or folder", allowed, [f"ls {shlex.quote(str(there))}"])

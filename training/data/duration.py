@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from training.config.batch import Batch
 from training.config.schema import FIELDS, Config
-from training.data.prepare import Prepared
 from training.core.errors import Problem, UserError
+from training.data.prepare import Prepared
 
 
 @dataclass(frozen=True)

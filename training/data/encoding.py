@@ -63,7 +63,12 @@ CANDIDATES = (
     Candidate("cp1250", frozenset(_CENTRAL), 0.95, 0.5, True),
     *(Candidate(f"utf-16-{order}", frozenset(_UTF16), 0.5, 0.01) for order in ("le", "be")),
 )
-_MARKS = ((codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 
 
 def check(name: str, origin: str) -> list[Problem]:
@@ -164,7 +169,9 @@ def _problem(name: str, found: Sequence[NotUtf8]) -> Problem:
     what = f"{shown}: not UTF-8"
     files = [one.file for one in found[:SHOWN]]
     if not name:
-        return Problem(f"{what}, encoding not recognised", "UTF-8, or its encoding as --encoding=NAME", [f"file {shlex.quote(str(files[0]))}"])
+        return Problem(
+            f"{what}, encoding not recognised", "UTF-8, or its encoding as --encoding=NAME", [f"file {shlex.quote(str(files[0]))}"]
+        )
     if name == UTF8:
         return Problem(f"{what} as a whole, some bytes are damaged", "UTF-8", [_converted(UTF8, files, drop=True) + "   # drops them"])
     what = f"{what}, looks like {name} ({_excerpt(found[0].text, name)!r})"

@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from training.config.batch import Batch
-from training.data.permutation import Ints, Order
 from training.data.batch_dataset import Rows
+from training.data.permutation import Ints, Order
 from training.host import process
 
 # Positions whose sequences are computed together: 0.3 ms for some hundred batches.

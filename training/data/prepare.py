@@ -19,13 +19,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from training.core import units, log, rundir
-from training.data import shards, tokenizer
+from training.core import log, rundir, units
+from training.core.errors import Problem, UserError
+from training.data import shards, tokenizer, tokenizer_base
 from training.data.corpus import Source
 from training.data.readers import Piece, documents
 from training.data.shards import Writer
-from training.data.tokenizer import BOS, BYTES, PADDED_VOCAB, Tokenizer
-from training.core.errors import Problem, UserError
+from training.data.tokenizer_base import BOS, BYTES, PADDED_VOCAB, Tokenizer
 
 FORMAT = 3
 SHARD_TOKENS = 1 << 27
@@ -87,7 +87,7 @@ def content(data: Prepared) -> str:
 def fingerprint(source: Source, text_field: str, chosen: str = BYTES, vocab_size: int = 0) -> str:
     """Changes whenever a file of the corpus (path, size or time) or the tokenizer (choice, size, content) does."""
     digest = hashlib.sha256(f"{FORMAT} {SHARD_TOKENS} {text_field}".encode())
-    if chosen == tokenizer.BPE:
+    if chosen == tokenizer_base.BPE:
         digest.update(f"\0bpe {vocab_size}".encode())
     elif chosen != BYTES:
         digest.update(b"\0" + hashlib.sha256(tokenizer.expanded(chosen).read_bytes()).digest())
@@ -137,7 +137,7 @@ def _alone(path: Path) -> Iterator[None]:
         with open(path, "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
-                same = os.path.samestat(os.fstat(lock.fileno()), os.stat(path))
+                same = os.path.samestat(os.fstat(lock.fileno()), path.stat())
             except FileNotFoundError:
                 same = False
             if not same:  # whoever held it before has removed it: another one may hold a new file of that name
@@ -173,7 +173,7 @@ def _shards(prepared: Prepared, part: str) -> Iterator[tuple[Path, int]]:
 
 
 def _write(source: Source, text_field: str, work: Path, folder: Path, progress: Progress, chosen: str, vocab_size: int) -> Prepared:
-    words = _learn(source, text_field, vocab_size, work, progress) if chosen == tokenizer.BPE else tokenizer.load(chosen)
+    words = _learn(source, text_field, vocab_size, work, progress) if chosen == tokenizer_base.BPE else tokenizer.load(chosen)
     _warn_of_loss(words)
     train, val = (Writer(work, part, words.token_bytes, SHARD_TOKENS) for part in ("train", "val"))
     try:

@@ -17,9 +17,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from training.core.errors import Problem, UserError
 from training.data import encoding
 from training.data.corpus import Source
-from training.core.errors import Problem, UserError
 
 PIECE = 1 << 18  # a longer document comes in pieces of at most so many bytes
 MAX_LINE = 1 << 30  # a longer line is no line of .jsonl

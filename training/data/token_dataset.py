@@ -12,10 +12,10 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
+from training.core.errors import Exit, Problem, UserError
+from training.data.batch_dataset import Rows
 from training.data.permutation import Ints
 from training.data.prepare import Prepared
-from training.data.batch_dataset import Rows
-from training.core.errors import Exit, Problem, UserError
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # inputs and targets, int64
 

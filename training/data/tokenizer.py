@@ -13,96 +13,29 @@ import json
 import os
 import re
 import shlex
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.core import rundir
-from training.data.readers import Piece
 from training.core.errors import Exit, Problem, UserError
+from training.data.tokenizer_base import (
+    ALLOWED,
+    BPE,
+    BYTES,
+    FIXES,
+    JSON,
+    PADDED_VOCAB,
+    TIKTOKEN,
+    Bytes,
+    Tokenizer,
+    bos_among,
+    padded,
+)
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from training.data.prepare import Prepared
 
-BYTES, BPE = "bytes", "bpe"
-VOCAB = 257  # 256 bytes and the document separator
-BOS = 256
-PADDED_VOCAB = 320  # of bytes
-BOS_NAME = "<|bos|>"
-# What other tokenizers call it, the most fitting first.
-BOS_NAMES = (BOS_NAME, "<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "<|startoftext|>", "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
-JSON, TIKTOKEN = "tokenizer.json", "ranks.tiktoken"  # names in a prepared folder
-ALLOWED = "bytes, bpe, a Hugging Face tokenizer.json or a .tiktoken file"
-FIXES = ("--tokenizer=bytes", "--tokenizer=bpe")
 _TIKTOKEN_LINES = re.compile(rb"(?:[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n)*(?:[A-Za-z0-9+/]+={0,2} [0-9]+)?")
-
-
-def padded(vocab: int) -> int:
-    """The next multiple of 64: matrix shapes that hardware likes."""
-    return -(-vocab // 64) * 64
-
-
-class Tokenizer(ABC):
-    """`name` for people; `vocab`: ids 0 … vocab-1, the separator `bos` among them; `padded_vocab`: rows of the embedding."""
-
-    name: str
-    vocab: int
-    padded_vocab: int
-    bos: int
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of a token in a shard."""
-        return 2 if self.vocab <= 1 << 16 else 4
-
-    def encode_documents(self, texts: Iterable[str | bytes]) -> Iterator[npt.NDArray[Any]]:
-        """The tokens of each document, the separator first; little-endian uint16 or uint32, (tokens,)."""
-        return self.encode_pieces(Piece(t.encode("utf-8", "replace") if isinstance(t, str) else t) for t in texts)
-
-    @abstractmethod
-    def encode_pieces(self, pieces: Iterable[Piece]) -> Iterator[npt.NDArray[Any]]:
-        """The tokens of each piece in turn; the separator stands before a document's first piece only."""
-
-    @abstractmethod
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of the tokens; separators and ids beyond the vocabulary are dropped, broken UTF-8 becomes U+FFFD."""
-
-    @abstractmethod
-    def byte_lengths(self) -> npt.NDArray[np.int64]:
-        """Bytes of text that each token stands for, (vocab,); 0 for the separator and other special tokens."""
-
-    def save(self, folder: Path) -> str:
-        """Write what `of` needs; the name of the file, "" when it needs none."""
-        return ""
-
-
-class Bytes(Tokenizer):
-    """Every byte is a token: any text in any language works with nothing to train or load."""
-
-    name = BYTES
-    vocab, padded_vocab, bos = VOCAB, PADDED_VOCAB, BOS
-
-    def encode_pieces(self, pieces: Iterable[Piece]) -> Iterator[npt.NDArray[Any]]:
-        import numpy as np
-
-        for content, first, _ in pieces:
-            tokens = np.empty(len(content) + first, "<u2")
-            if first:
-                tokens[0] = BOS
-            tokens[int(first) :] = np.frombuffer(content, np.uint8)
-            yield tokens
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return bytes(int(i) for i in ids if i < BOS).decode("utf-8", errors="replace")
-
-    def byte_lengths(self) -> npt.NDArray[np.int64]:
-        import numpy as np
-
-        return (np.arange(VOCAB) < BOS).astype(np.int64)
 
 
 def of(prepared: Prepared) -> Tokenizer:
@@ -237,8 +170,3 @@ def _json_facts(content: bytes) -> tuple[int, str]:
         return max(map(int, ids)) + (1 if bos else 2), bos
     except (KeyError, TypeError, AttributeError, ValueError):
         raise ValueError(f"{wrong}: no vocabulary in it") from None
-
-
-def bos_among(special: Mapping[str, int]) -> str:
-    """The special token that separates documents, "" when there is none."""
-    return next((name for name in BOS_NAMES if name in special), "")

@@ -1,1 +1,1 @@
-"""What this machine has: GPUs, memory, ports, and the environment variables that follow from it. No torch here."""
+"""This machine and this process: GPUs, control groups, network, ports, environment variables, who has started us. No torch here."""

@@ -1,4 +1,5 @@
-"""What the plan decides by itself, each decision with its reason: device, precision, compile, launcher, restarts; training/tasks/gpt/memory_fit.py
+"""What the plan decides by itself, each decision with its reason: device, precision, compile, launcher, restarts;
+training/tasks/gpt/memory_fit.py
 decides what fits the memory."""
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Starting ranks, keeping their output, and saying what became of them. Nothing here imports torch."""
+"""Starts ranks on one machine or several, keeps their output, restarts them, says what became of them; jobs of SLURM. No torch here."""

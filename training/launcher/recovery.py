@@ -1,4 +1,5 @@
-"""After a failure: what helps (training.launcher.recovery_policy) is done, said and noted; the ranks start from the last verified checkpoint."""
+"""After a failure: what helps (training.launcher.recovery_policy) is done, said and noted; the ranks start from the last checkpoint
+that was verified."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from training import tasks
 from training.config.loader import Values
 from training.core import manifest, rundir, standing
 from training.core.errors import Problem, UserError
-from training.data import tokenizer
+from training.data import tokenizer, tokenizer_base
 from training.data.prepare import Prepared, content
 
 if TYPE_CHECKING:
@@ -85,7 +85,11 @@ def check_data(run: rundir.RunDir, data: Prepared) -> str:
         return ""
     if saved["tokenizer"] != tokenizer.identity(data):
         own = Path(data.folder).parent / saved["data"]["folder"]
-        kept = [f"--tokenizer={shlex.quote(str(own / name))}" for name in (tokenizer.JSON, tokenizer.TIKTOKEN) if (own / name).is_file()]
+        kept = [
+            f"--tokenizer={shlex.quote(str(own / name))}"
+            for name in (tokenizer_base.JSON, tokenizer_base.TIKTOKEN)
+            if (own / name).is_file()
+        ]
         fixes = [*kept, "leave --tokenizer, --vocab_size and --data out: a resumed run keeps its own values"]
         what = f"{run.name} can not be resumed so: its checkpoint was trained with another tokenizer, whose tokens mean something else"
         raise UserError(Problem(what, "the tokenizer of the checkpoint", fixes))

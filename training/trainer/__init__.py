@@ -1,1 +1,1 @@
-"""The training itself: model, optimizer, loop, evaluation, checkpoints, recording. Imports torch."""
+"""A rank: the loop (loop.py), train state, evaluation, checkpoints, metrics, trackers, faults on purpose. Imports torch."""

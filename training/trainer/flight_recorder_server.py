@@ -1,4 +1,4 @@
-"""The end in the rank of training.watchdog.probes.flight_recorder: torch's own control server, on a socket in the run directory, answers from a
+"""The rank's end of training.watchdog.probes.flight_recorder: torch's own control server, on a socket in the run directory, answers from a
 thread of C++ that needs nobody's leave.
 
 It is a private part of torch (2.5 and newer): without it this evidence is missing, and nothing else. Standard library only, Python

@@ -1,1 +1,1 @@
-"""Watches a running training from outside: who waits for whom, where a rank is stuck. Imports no torch."""
+"""Looks at running ranks from outside: is one stuck, where, and who keeps the others waiting? No torch here."""

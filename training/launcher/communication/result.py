@@ -23,7 +23,9 @@ HARDWARE = [
 
 def command(ranks: int, device: str) -> str:
     """The test alone, to paste into a shell."""
-    return f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'lib/run_module.py'))} training.launcher.communication {ranks} --device={device}"
+    return (
+        f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'lib/run_module.py'))} training.cli.communication {ranks} --device={device}"
+    )
 
 
 def p2p_may_help(finding: Finding) -> bool:

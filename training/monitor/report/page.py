@@ -18,7 +18,10 @@ from training.monitor.report.html import Html, data, join, table, tag, text
 
 FOREIGN = re.compile(r"[^A-Za-z0-9_-]")
 ROWS = 12  # of a table that stands for a chart
-MISSING = f"Tables in place of charts: {chart_render.PACKAGE} is not installed in this environment. To install it: pip install {chart_render.PACKAGE}"
+MISSING = (
+    f"Tables in place of charts: {chart_render.PACKAGE} is not installed in this environment. "
+    f"To install it: pip install {chart_render.PACKAGE}"
+)
 
 
 @dataclass

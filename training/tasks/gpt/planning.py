@@ -7,7 +7,8 @@ from pathlib import Path
 
 from training.config import batch
 from training.core import manifest
-from training.data.tokenizer import BPE, vocab_of
+from training.data.tokenizer import vocab_of
+from training.data.tokenizer_base import BPE
 from training.host.decisions import Choice
 from training.tasks.gpt import memory, memory_fit
 from training.tasks.planning import Decided, Wish

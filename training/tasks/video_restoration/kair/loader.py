@@ -1,5 +1,5 @@
-"""KAIR's option files: nested JSON with // comments. Their keys become our fields (training.tasks.video_restoration.kair.keys), with the line they
-stand in; what they ask for that we do not have is said before anything starts.
+"""KAIR's option files: nested JSON with // comments. Their keys become our fields (keys.py), with the line they stand in; what they
+ask for that we do not have is said before anything starts.
 
 A value whose name is that of a key or a token never leaves this module, but from api_key().
 """
