@@ -320,7 +320,7 @@ def test_the_command_fails_with_the_evidence_and_what_to_do(start: Start, place:
     )
     assert command.returncode == 3, err
     assert out.startswith("  error    communication  rank 1 failed in the all_reduce of 1 KiB: ValueError: planted\n    │ ")
-    assert re.search(r"\n +try: +TORCH_CPP_LOG_LEVEL=INFO .* training\.communication 2 --device=cpu\n$", out), out
+    assert re.search(r"\n +try: +TORCH_CPP_LOG_LEVEL=INFO .* training\.cli\.communication 2 --device=cpu\n$", out), out
     assert not left(place)
 
 

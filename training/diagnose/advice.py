@@ -62,7 +62,7 @@ def of_end(
 
 
 def of_kind(kind: str, language: str, ours: Mapping[str, str]) -> list[str]:
-    """For what a supervisor saw (`catalogue.kinds`)."""
+    """For what a supervisor saw (signatures/kinds.json)."""
     return filled(signatures.kinds()[kind], ours, language)
 
 

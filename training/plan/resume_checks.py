@@ -127,7 +127,7 @@ def _arithmetic(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def position(run: rundir.RunDir, data: Prepared) -> dict[str, int]:
-    """Where a run goes on: step, epoch and used sequences of it (engine.checkpoint.Position)."""
+    """Where a run goes on: step, epoch and used sequences of it (training.trainer.checkpoint.Position)."""
     saved = manifest.newest(run.checkpoints)
     if saved is None:
         return {"step": 0, "epoch": 0, "used": 0}

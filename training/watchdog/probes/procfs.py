@@ -23,7 +23,7 @@ class Process:
     command: str
     cpu_s: float  # user + system, all threads
     main_cpu_s: float  # the same of the main thread
-    io_bytes: int | None  # through read and write; None: not allowed to know. Sockets have their own calls (watch.sockets)
+    io_bytes: int | None  # through read and write; None: not allowed to know. Sockets have their own calls (sockets.py)
     waits_in: str  # kernel function, "" when unknown or running
     faults: int = 0  # pages that came to be, or came from a mapped file
 

@@ -1,0 +1,82 @@
+"""The one door: ./duet."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import training
+from tests.unit.conftest import ROOT, clean_environment
+from training.cli.commands import COMMANDS
+
+
+def duet(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(ROOT / "duet"), *words], capture_output=True, text=True, check=False, cwd=cwd, env=clean_environment(), timeout=120
+    )
+
+
+@pytest.mark.parametrize(("words", "status"), [((), 2), (("help",), 0), (("--help",), 0)])
+def test_help_lists_every_command(words: tuple[str, ...], status: int) -> None:
+    done = duet(*words)
+    assert (done.returncode, done.stderr) == (status, "")
+    assert [name for name in COMMANDS if f"\n  {name} " not in done.stdout] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_answers_its_own_help_from_any_folder(name: str, tmp_path: Path) -> None:
+    by_flag, by_name = duet(name, "--help", cwd=tmp_path), duet("help", name, cwd=tmp_path)
+    assert (by_flag.returncode, by_flag.stderr) == (0, "")
+    assert by_flag.stdout == by_name.stdout != ""
+
+
+def test_a_script_is_told_the_same_as_by_its_own_name(tmp_path: Path) -> None:
+    words = ["--depht=3", f"--out_dir={tmp_path}"]
+    direct = subprocess.run(
+        [str(ROOT / "train_dual_gpu.sh"), *words], capture_output=True, text=True, check=False, cwd=ROOT, env=clean_environment()
+    )
+    through = duet("train", *words)
+    assert through.returncode == direct.returncode == 2
+    without_time = [[line.split(" ", 3)[-1] for line in done.stderr.splitlines()] for done in (direct, through)]
+    assert without_time[0] == without_time[1]
+
+
+def test_version() -> None:
+    assert duet("--version").stdout == f"duet {training.__version__}\n"
+
+
+def test_an_unknown_command_has_a_near_one() -> None:
+    done = duet("mointor")
+    assert done.returncode == 2 and "./duet monitor\n" in done.stderr
+
+
+def test_the_status_of_a_command_is_the_status_of_duet(tmp_path: Path) -> None:
+    assert duet("diagnose", str(tmp_path / "nothing.log")).returncode == 2
+
+
+COMPLETE = """
+source <({duet} completion {shell})
+COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+compopt() {{ :; }}
+_duet {duet}
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [("duet mon", ["monitor"]), ("duet inspect --pi", ["--pid="]), ("duet train --dept", ["--depth="])]
+)
+def test_bash_completes(words: str, expected: list[str]) -> None:
+    code = COMPLETE.format(duet=f"'{ROOT}/duet'", shell="bash", words=words)
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=False, env=clean_environment(), timeout=60)
+    assert done.stdout.split() == expected, done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed")
+def test_zsh_reads_it() -> None:
+    code = f"autoload -U +X compinit && compinit -u; source <('{ROOT}/duet' completion zsh) && whence _duet"
+    done = subprocess.run(["zsh", "-f", "-c", code], capture_output=True, text=True, check=False, env=clean_environment(), timeout=60)
+    assert done.stdout.strip() == "_duet", done.stderr

@@ -1,0 +1,75 @@
+"""./duet COMMAND [ARGS…]"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+import training
+from training.cli import completion
+from training.cli.commands import COMMANDS, OWN, Command
+from training.core import log
+from training.core.errors import Exit, Problem, UserError
+from training.core.project import ROOT
+from training.core.suggest import suggest
+
+EXAMPLES = """\
+Examples:
+  ./duet train configs/dual_gpu/quickstart.py
+  ./duet launch 2 --script main.py -- --epochs=3
+  ./duet inspect && echo all ranks train
+  source <(./duet completion bash)                  complete commands and flags; zsh too
+
+Each command has its own help: ./duet COMMAND --help"""
+
+
+def main(argv: list[str]) -> int:
+    name, rest = (argv[0], argv[1:]) if argv else ("help", [])
+    if name in ("--version", "version"):
+        print(f"duet {training.__version__}")
+        return int(Exit.DONE)
+    if name in ("-h", "--help"):
+        name = "help"
+    if name == "help" and rest and rest[0] in COMMANDS:
+        name, rest = rest[0], ["--help"]
+    if name == "help":
+        print(overview())
+        return int(Exit.DONE if argv else Exit.CONFIG)
+    try:
+        if name == "completion":
+            print(completion.text(rest))
+            return int(Exit.DONE)
+        return run(_found(name), rest)
+    except UserError as error:
+        log.report(error, closing="nothing was started")
+        return int(error.code)
+
+
+def overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {command.name:<{width}}  {command.text}" for command in COMMANDS.values()]
+    return "\n".join(["Usage: ./duet COMMAND [ARGS…]", "", "Commands:", *lines, "", EXAMPLES])
+
+
+def _found(name: str) -> Command:
+    command = COMMANDS.get(name)
+    if command is None:
+        fixes = [f"./duet {near}" for near in suggest(name, [*COMMANDS, *OWN])[:1]] or ["./duet help"]
+        raise UserError(Problem(f"{name!r} is not a command", ", ".join(COMMANDS), fixes))
+    return command
+
+
+def run(command: Command, rest: list[str]) -> int:
+    """Becomes the command: a script as a process of its own, in place of this one; a module in this process."""
+    argv = [*command.first, *rest]
+    if command.script:
+        script = str(ROOT / command.script)
+        os.execv(script, [script, *argv])
+    sys.argv[1:] = argv
+    runpy.run_module(f"training.cli.{command.module}", run_name="__main__", alter_sys=True)
+    return int(Exit.DONE)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
