@@ -1,4 +1,4 @@
-"""`python -m training.cli.inspect` on trainings of real torch ranks: one of ours, and somebody's torchrun that knows nothing of us."""
+"""`./duet inspect` on trainings of real torch ranks: one of ours, and somebody's torchrun that knows nothing of us."""
 
 from __future__ import annotations
 

@@ -28,10 +28,10 @@ def test_options() -> None:
 @pytest.mark.parametrize(
     ("argv", "what", "fix"),
     [
-        ([], "the number of ranks is missing", "python lib/run_module.py training.cli.communication 2"),
-        (["two"], "the number of ranks is 'two'", "python lib/run_module.py training.cli.communication 2"),
-        (["0"], "the number of ranks is '0'", "python lib/run_module.py training.cli.communication 2"),
-        (["2", "3"], "the number of ranks is '2 3'", "python lib/run_module.py training.cli.communication 2"),
+        ([], "the number of ranks is missing", "./duet communication 2"),
+        (["two"], "the number of ranks is 'two'", "./duet communication 2"),
+        (["0"], "the number of ranks is '0'", "./duet communication 2"),
+        (["2", "3"], "the number of ranks is '2 3'", "./duet communication 2"),
         (["2", "--device=gpu"], "--device is 'gpu'", "--device=auto"),
         (["2", "--limit=0"], "--limit is '0'", "--limit=20"),
         (["2", "--limit=soon"], "--limit is 'soon'", "--limit=20"),

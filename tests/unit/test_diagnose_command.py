@@ -1,4 +1,4 @@
-"""`python -m training.cli.diagnose`: what it prints, what it refuses, and what it gives to strangers."""
+"""`./duet diagnose`: what it prints, what it refuses, and what it gives to strangers."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_all_that_can_not_be_read_is_said_at_once(tmp_path: Path, capsys: pytest
     assert f"{tmp_path / 'a.log'} does not exist" in said and f"{tmp_path / 'b.log'} does not exist" in said and "Traceback" not in said
 
 
-@pytest.mark.parametrize(("words", "said"), [(["--lang=de"], "--lang is 'de'"), (["--jsn"], "training.cli.diagnose --json\n")])
+@pytest.mark.parametrize(("words", "said"), [(["--lang=de"], "--lang is 'de'"), (["--jsn"], "./duet diagnose --json\n")])
 def test_a_wrong_option_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(words) == 2
     assert said in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`python -m training.cli.inspect`: its command line, which run is meant, what a screen and JSON hold."""
+"""`./duet inspect`: its command line, which run is meant, what a screen and JSON hold."""
 
 from __future__ import annotations
 
@@ -44,18 +44,16 @@ def test_what_is_understood(argv: list[str], expected: Options) -> None:
         (["--pid=x"], [Problem("--pid is 'x'", "the number of a process of the training", [PGREP])]),
         (["--pid"], [Problem("--pid is ''", "the number of a process of the training", [PGREP])]),
         (["--pid=0"], [Problem("--pid is '0'", "the number of a process of the training", [PGREP])]),
-        (["--watch=0"], [Problem("--watch is '0'", "seconds from 1 to 3600", ["python -m training.cli.inspect --watch=10"])]),
-        (["--watch=nan"], [Problem("--watch is 'nan'", "seconds from 1 to 3600", ["python -m training.cli.inspect --watch=10"])]),
+        (["--watch=0"], [Problem("--watch is '0'", "seconds from 1 to 3600", ["./duet inspect --watch=10"])]),
+        (["--watch=nan"], [Problem("--watch is 'nan'", "seconds from 1 to 3600", ["./duet inspect --watch=10"])]),
         (
             ["--jsn", "a", "b b"],
             [
-                Problem(
-                    "--jsn is not a known flag", "--pid=PID, --json, --watch[=SECONDS], --help", ["python -m training.cli.inspect --json"]
-                ),
+                Problem("--jsn is not a known flag", "--pid=PID, --json, --watch[=SECONDS], --help", ["./duet inspect --json"]),
                 Problem(
                     "2 runs are given: 'a', 'b b'",
                     "one of them",
-                    ["python -m training.cli.inspect a", "python -m training.cli.inspect 'b b'"],
+                    ["./duet inspect a", "./duet inspect 'b b'"],
                 ),
             ],
         ),
@@ -65,7 +63,7 @@ def test_what_is_understood(argv: list[str], expected: Options) -> None:
                 Problem(
                     "both a run ('a') and --pid are given",
                     "one of them",
-                    ["python -m training.cli.inspect a", "python -m training.cli.inspect --pid=3"],
+                    ["./duet inspect a", "./duet inspect --pid=3"],
                 )
             ],
         ),
@@ -87,10 +85,10 @@ def test_which_run(tmp_path: Path) -> None:
         options.find("secund", tmp_path)
     (problem,) = caught.value.problems
     assert problem.what == "RUN is 'secund': no run directory there"
-    assert problem.fixes == ["python -m training.cli.inspect second", "python -m training.cli.inspect   # the newest run"]
+    assert problem.fixes == ["./duet inspect second", "./duet inspect   # the newest run"]
     with pytest.raises(UserError) as caught:
         options.find("4711", tmp_path)
-    assert caught.value.problems[0].fixes[0] == "python -m training.cli.inspect --pid=4711"
+    assert caught.value.problems[0].fixes[0] == "./duet inspect --pid=4711"
 
 
 def test_no_run_at_all(tmp_path: Path) -> None:
@@ -108,7 +106,7 @@ def test_a_mistake_of_a_user_is_no_traceback() -> None:
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--help"]) == 0
     said = capsys.readouterr().out
-    assert "python -m training.cli.inspect --pid=PID" in said and "Exit status: 0 YES" in said
+    assert "./duet inspect --pid=PID" in said and "Exit status: 0 YES" in said
 
 
 def test_no_torch_and_no_numpy() -> None:
@@ -169,4 +167,4 @@ def test_a_process_that_is_protected(monkeypatch: pytest.MonkeyPatch, capsys: py
     pid = os.getpid()
     said = NOW.sub("", capsys.readouterr().err)
     assert said.startswith(f"process {pid} (--pid) is another user's, or protected\n    allowed: a process of your own\n")
-    assert f"    try:     sudo python -m training.cli.inspect --pid={pid}\n" in said
+    assert f"    try:     sudo ./duet inspect --pid={pid}\n" in said

@@ -150,7 +150,7 @@ def test_ascii_has_no_other_character(made: Made) -> None:
 
 def test_advice_is_whole_at_any_width(made: Made) -> None:
     """It is there to be read and pasted."""
-    advice = "python -m training.cli.diagnose 'experiments/a run with a long name of many words' --lang=en   # asks for the cause again"
+    advice = "./duet diagnose 'experiments/a run with a long name of many words' --lang=en   # asks for the cause again"
     rundir.write_json(made.run.failure, {"cause": "unknown", "rank": 1, "summary": "s " * 60, "exit_code": 4, "advice": [advice]})
     for width in (60, 80, 120, 160):
         shown = screen.screen(look(made.run), View(width, 40))

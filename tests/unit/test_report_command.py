@@ -60,9 +60,9 @@ def test_all_problems_at_once(root: Path) -> None:
     together = "\n".join(said)
     for part in (
         "RUN is 'frist_run'",
-        "python -m training.cli.report first_run",
+        "./duet report first_run",
         "second_run is given twice",
-        "python -m training.cli.report frist_run second_run second_run --out=x.html",
+        "./duet report frist_run second_run second_run --out=x.html",
         "--lang is 'fr'",
         "en or zh",
         "--quiet has the value '1'",
@@ -73,7 +73,7 @@ def test_all_problems_at_once(root: Path) -> None:
 
 
 def test_no_run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    assert "python -m training.cli.report latest" in problems(root)[0]
+    assert "./duet report latest" in problems(root)[0]
     assert "there is no run" in problems(tmp_path_factory.mktemp("empty"), "latest")[0]
 
 
@@ -105,7 +105,7 @@ def test_as_the_supervisor_calls_it(root: Path) -> None:
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--help"]) == 0
-    assert "python -m training.cli.report RUN" in capsys.readouterr().out
+    assert "./duet report RUN" in capsys.readouterr().out
 
 
 def test_a_page_that_can_not_be_written(root: Path, on_small_disk: Callable[..., object]) -> None:
@@ -182,7 +182,7 @@ def test_a_comparison_with_foreign_names(pair: tuple[Made, Made], tmp_path: Path
 
 
 def test_latest_mistyped(root: Path) -> None:
-    assert "python -m training.cli.report latest" in problems(root, "latst")[0]
+    assert "./duet report latest" in problems(root, "latst")[0]
 
 
 def test_in_a_comparison_what_is_no_number_belongs_to_its_run(pair: tuple[Made, Made]) -> None:

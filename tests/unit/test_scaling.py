@@ -95,7 +95,7 @@ def test_more_ranks_than_gpus_is_refused_as_the_launcher_does(nvidia: Callable[.
     done = python("-m", "training.cli.scaling", QUICKSTART, "--device=cuda", "--ranks=4", **nvidia(COUNT=2))
     assert done.returncode == Exit.RESOURCES and done.stdout == ""
     assert "4 GPUs are needed, 2 visible" in done.stderr and "nothing was measured (exit 3)" in done.stderr
-    assert f"python -m training.cli.scaling --ranks=2 {shlex.quote(str(QUICKSTART))} --device=cuda" in done.stderr
+    assert f"./duet scaling --ranks=2 {shlex.quote(str(QUICKSTART))} --device=cuda" in done.stderr
     assert "Traceback" not in done.stderr and "total_batch_size" not in done.stderr
 
 

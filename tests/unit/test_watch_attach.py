@@ -116,7 +116,7 @@ def test_two_trainings_below_one_process(tmp_path: Path, monkeypatch: pytest.Mon
             with pytest.raises(UserError) as caught:
                 discovery.of_process(os.getpid())
     text = f"there is more than one training below process {os.getpid()} (--pid)"
-    fixes = [f"python -m training.cli.supervise attach --pid={pid}" for pid in (pids[0], others[0])]
+    fixes = [f"./duet attach --pid={pid}" for pid in (pids[0], others[0])]
     assert caught.value.problems == [Problem(text, "a rank of one of them", fixes)]
 
 
@@ -180,7 +180,7 @@ def test_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     )
 
 
-COMMAND = "python -m training.cli.supervise attach"
+COMMAND = "./duet attach"
 PGREP = "pgrep -af python   # all Python processes, with their pids"
 
 

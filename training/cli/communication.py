@@ -1,4 +1,4 @@
-"""python lib/run_module.py training.cli.communication RANKS [--device=auto|cpu|cuda] [--limit=20]
+"""./duet communication RANKS [--device=auto|cpu|cuda] [--limit=20]
 
 Starts so many ranks on this machine, as a run would, and lets them talk: they meet, add up and broadcast data that is checked
 element by element, and measure. Some seconds.
@@ -69,7 +69,7 @@ def parse(argv: list[str]) -> Options:
         options.ranks = int(positional[0])
     elif not options.help:
         given = f"the number of ranks is {' '.join(positional)!r}" if positional else "the number of ranks is missing"
-        fix = "python lib/run_module.py training.cli.communication 2"
+        fix = "./duet communication 2"
         options.problems.append(Problem(given, f"one whole number from 1 to {MAX_RANKS}", [fix]))
     if options.problems:
         raise UserError(options.problems)

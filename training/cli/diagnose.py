@@ -1,7 +1,7 @@
 """What went wrong: the cause, the rank that failed first, the proof and what to do, from any log of a training.
 
-Usage: python -m training.cli.diagnose LOG… [--json] [--lang=en|zh]
-       python -m training.cli.diagnose RUN --report-issue[=FILE]
+Usage: ./duet diagnose LOG… [--json] [--lang=en|zh]
+       ./duet diagnose RUN --report-issue[=FILE]
 
 LOG is a text file (any encoding, packed with gzip, alive or ended, of any launcher), a folder of per-rank logs, a run
 directory, or - for standard input. Several are one run. Without LOG: the newest run below experiments/.
@@ -31,7 +31,7 @@ from training.diagnose.result import diagnose
 from training.diagnose.signatures import LANGUAGES
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
-COMMAND = "python -m training.cli.diagnose"
+COMMAND = "./duet diagnose"
 TAKES_VALUE = {"json": False, "lang": True, "report-issue": False, "help": False}
 
 

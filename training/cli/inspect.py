@@ -1,7 +1,7 @@
 """'Are all my ranks training?' – answered for a job that runs, from outside; the job needs nothing for it and is not stopped.
 
-    python -m training.cli.inspect [RUN]          a run directory, or the name of a run; nothing or 'latest': the newest run
-    python -m training.cli.inspect --pid=PID      any process of any training: torchrun, a rank, a data-loader worker of one
+    ./duet inspect [RUN]          a run directory, or the name of a run; nothing or 'latest': the newest run
+    ./duet inspect --pid=PID      any process of any training: torchrun, a rank, a data-loader worker of one
         --json              one JSON object
         --watch[=SECONDS]   again and again, every 10 s, until Ctrl-C or the end of the job
 

@@ -1,4 +1,4 @@
-"""`python -m training.cli.report RUN… [--out=FILE] [--lang=en|zh] [--quiet]`: one run, or the comparison of several, as one HTML file.
+"""`./duet report RUN… [--out=FILE] [--lang=en|zh] [--quiet]`: one run, or the comparison of several, as one HTML file.
 
 RUN is a run directory, its name in experiments/, or latest. Without --out the page of one run is <run>/report.html, a comparison is
 experiments/comparison_<names>.html. --lang: of the failure card; --quiet: the path is not said.

@@ -69,7 +69,7 @@ def alive(run: RunDir) -> str:
     if not supervisor or not standing.lives(supervisor):
         return ""
     doing = "; ".join(f"rank {b.rank}: {b}, {b.age_s:.0f} s ago" for b in heartbeat.read_all(run.heartbeats))
-    return f"the run goes on ({doing}); who waits for whom: python -m training.cli.supervise attach --run={shlex.quote(str(run.path))}"
+    return f"the run goes on ({doing}); who waits for whom: ./duet attach --run={shlex.quote(str(run.path))}"
 
 
 def _vanished(run: RunDir) -> list[Event]:

@@ -1,7 +1,7 @@
 """Looks into a training that runs, whoever has started it: where each rank is, and who keeps the others waiting.
 
-    python -m training.cli.supervise attach --pid=PID [--json]      a rank, a worker of one, torchrun, any launcher, one Python process
-    python -m training.cli.supervise attach --run=RUN [--json]      a run directory, a run's name in experiments/, or latest
+    ./duet attach --pid=PID [--json]      a rank, a worker of one, torchrun, any launcher, one Python process
+    ./duet attach --run=RUN [--json]      a run directory, a run's name in experiments/, or latest
 
 The training needs nothing for it and is not stopped. Exit status: 0 nothing is stuck, or it can not be told; 5 a hang; 2 wrong usage;
 3 the processes may not be looked into.

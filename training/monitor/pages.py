@@ -126,7 +126,7 @@ class GpuDetails(Scrolled):
 
 
 class Diagnosis(Scrolled):
-    """`python -m training.cli.diagnose` of this run's logs, in a process of its own: a log may be large."""
+    """`./duet diagnose` of this run's logs, in a process of its own: a log may be large."""
 
     def __init__(self, state: State) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from training.core import heartbeat, rundir
 from training.core.errors import Problem, UserError
 from training.watchdog.probes import procfs
 
-COMMAND = "python -m training.cli.supervise attach"
+COMMAND = "./duet attach"
 MEETING = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")  # who has these in common trains together
 
 

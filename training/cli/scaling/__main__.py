@@ -1,4 +1,4 @@
-"""python -m training.cli.scaling [CONFIG] [--ranks=1,2] [--steps=40] [--rounds=3] [--json] [--key=value …]
+"""./duet scaling [CONFIG] [--ranks=1,2] [--steps=40] [--rounds=3] [--json] [--key=value …]
 
 Trains with 1, 2, … ranks on this machine, the same work per rank (weak scaling), and compares tokens per second with the
 expected band; says what limits it. Each run is one of ./launch_train.sh, in a temporary folder. A minute or two.

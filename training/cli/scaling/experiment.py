@@ -182,7 +182,7 @@ def without(args: list[str], name: str) -> list[str]:
 
 
 def _translated(problem: Problem, ranks: int, total: str) -> Problem:
-    """The launcher's problem with commands of ours: `./launch_train.sh 2 …` is `python -m training.cli.scaling --ranks=2 …`."""
+    """The launcher's problem with commands of ours: `./launch_train.sh 2 …` is `./duet scaling --ranks=2 …`."""
 
     def ours(match: re.Match[str]) -> str:
         number = int(match[1])

@@ -11,7 +11,7 @@ from training.core import suggest
 from training.core.errors import Problem
 from training.plan.cli_args import MAX_RANKS
 
-COMMAND = "python -m training.cli.scaling"
+COMMAND = "./duet scaling"
 OWN = {"ranks": True, "steps": True, "rounds": True, "json": False, "help": False}  # does it take a value?
 STEPS, ROUNDS = (4, 100_000), (1, 100)
 

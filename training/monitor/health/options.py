@@ -10,7 +10,7 @@ from training.core import find_run, project
 from training.core.errors import Problem, UserError
 from training.core.rundir import RunDir
 
-COMMAND = "python -m training.cli.inspect"
+COMMAND = "./duet inspect"
 ASKER = find_run.Asker("RUN", f"{COMMAND} ", COMMAND)
 EVERY_S, EVERY_RANGE_S = 10.0, (1.0, 3600.0)
 FLAGS = ("--pid=PID", "--json", "--watch[=SECONDS]", "--help")

@@ -15,7 +15,7 @@ from training.core.project import ROOT
 from training.core.rundir import RunDir
 from training.diagnose import card
 
-COMMAND = "python -m training.cli.report"
+COMMAND = "./duet report"
 ASKER = Asker("RUN", f"{COMMAND} ", f"{COMMAND} {LATEST}")
 LANGUAGES = tuple(card.WORDS)
 TAKES_VALUE = {"out": True, "lang": True, "quiet": False, "help": False}
