@@ -23,7 +23,7 @@ from training.core.errors import Exit
 
 QUEUE_LENGTH = 10_000
 POLL_S = 0.2
-CLOSE_S, FAILED_S = 10.0, 2.0  # at the end of a run; where other ranks may wait for this one's end
+CLOSE_S, FAILED_S = 10.0, 4.0  # at the end of a run; where other ranks may wait for this one's end
 WANDB_INIT_S = 10.0  # unless WANDB_INIT_TIMEOUT says otherwise
 STARTING_S = 20.0  # more, for one that is still starting when a short run ends: W&B that tries the network, and then without it
 
