@@ -66,7 +66,7 @@ TINY = {
     **{"eval_tokens": 2048, "sample_tokens": 16, "num_workers": 1, "device": "cpu", "use_dummy_wandb": "true", "tensorboard": "false"},
     "report": "false",
 }
-OURS = re.compile(r'File "[^"]*/training/(supervise|plan\w*|launch/\w+)\.py", line')  # a traceback that is no rank's
+OURS = re.compile(r'File "[^"]*/training/(cli|launcher|plan)/\w+\.py", line')  # a traceback that is no rank's
 
 
 class Case:

@@ -118,8 +118,8 @@ class _AtDistributed:
             print(f"rank {self.rank}: its collectives can not be seen from outside: {type(error).__name__}: {error}", file=sys.stderr)
 
     def _serve(self) -> None:
-        file = os.path.join(_ROOT, "training", "watch", "sight", "serve.py")
-        spec = importlib.util.spec_from_file_location("duet_serve", file)
+        file = os.path.join(_ROOT, "training", "trainer", "flight_recorder_server.py")
+        spec = importlib.util.spec_from_file_location("duet_flight_recorder_server", file)
         if spec and spec.loader:
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
@@ -153,7 +153,7 @@ def _show(error: BaseException) -> None:
 
 def _own_frame(error: BaseException) -> "traceback.FrameSummary | None":
     """The innermost line of the user's own code."""
-    ours = (__file__, os.path.join(_ROOT, "training", "inspection", "inspector.py"))  # the script's line that called it says more
+    ours = (__file__, os.path.join(_ROOT, "training", "inspector", "inspector.py"))  # the script's line that called it says more
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in ours]
     own = [f for f in frames if "site-packages" not in f.filename and os.sep + "lib" + os.sep + "python" not in f.filename] or frames
     return own[-1] if own else None

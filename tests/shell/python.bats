@@ -7,7 +7,7 @@ setup() {
   project::copy
   MADE=$BATS_TEST_TMPDIR/made
   touch "$MADE"
-  echo 'print("supervised")' >training/launcher/supervisor.py
+  echo 'print("supervised")' >training/cli/supervise.py
 }
 
 # A python3 on PATH that 'installs' in no time: notes it in MADE, and writes what lib/environment.py would.
@@ -210,7 +210,7 @@ planned_after_making() {
     run --separate-stderr env "$name=$BATS_TEST_TMPDIR/their env" ./train_dual_gpu.sh "$QUICKSTART" --device=cpu
     planned_after_making 0
     is "$stderr" ''
-    has "$(cat "$BATS_TEST_TMPDIR/their env/used")" 'training.plan.training_plan train_dual_gpu.sh'
+    has "$(cat "$BATS_TEST_TMPDIR/their env/used")" 'training.cli.plan train_dual_gpu.sh'
     [[ ! -e .venv ]]
   done
 }
@@ -273,8 +273,8 @@ local_is_refused() {
 
 @test "TORCH_LOCAL_PATH: the run finds it first, by PYTHONPATH and LD_LIBRARY_PATH, also by a relative path" {
   local_torch 2.13.0+mine _C.so
-  rm -f training/__pycache__/supervise.*
-  cat >training/launcher/supervisor.py <<'EOF'
+  rm -f training/cli/__pycache__/supervise.*
+  cat >training/cli/supervise.py <<'EOF'
 import os
 print(os.environ["PYTHONPATH"], os.environ["LD_LIBRARY_PATH"], sep="\n")
 EOF

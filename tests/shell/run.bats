@@ -9,8 +9,8 @@ setup() {
 
 # Put a Python program in the place of the supervisor.
 supervisor() {
-  rm -f training/__pycache__/supervise.* # Python takes one of the same size and second for the same file
-  cat >training/launcher/supervisor.py
+  rm -f training/cli/__pycache__/supervise.* # Python takes one of the same size and second for the same file
+  cat >training/cli/supervise.py
 }
 
 # A supervisor that writes its arguments and environment, NUL-delimited, to argv and environ.
@@ -140,7 +140,7 @@ recorded() {
   mkdir "$BATS_TEST_TMPDIR/elsewhere"
   cd "$BATS_TEST_TMPDIR/elsewhere"
   mkdir training
-  echo 'raise SystemExit("taken from the current folder")' | tee training/__init__.py training/plan/training_plan.py random.py >/dev/null
+  echo 'raise SystemExit("taken from the current folder")' | tee training/__init__.py training/plan.py random.py >/dev/null
   echo "words of the user, $(printf '%01000d' 7)" >"my text.txt"
   run "$PROJECT/train_dual_gpu.sh" "$PROJECT/$QUICKSTART" --device=cpu --data='my text.txt' --run_name=here
   is "$status" 0
