@@ -155,7 +155,7 @@ def test_the_first_run_makes_it_and_the_second_uses_it(user: User) -> None:
     assert f"environment ready: {user.venv}" in first.err
     assert names(user) == set(wheels.PACKAGES)
     second = user.plan()
-    assert second.err == "" and second.seconds < 1.0
+    assert second.err == "" and second.seconds < 3.0, "nothing is installed again"
     assert not (user.folder / "experiments").exists() and [p.name for p in (user.folder / "logs").iterdir()] == [".gitkeep"]
 
 
@@ -448,7 +448,7 @@ def test_the_real_installation(on_this_machine: User) -> None:
     user = on_this_machine
     first = user.plan()
     second = user.plan()
-    assert second.err == "" and second.seconds < 1.0
+    assert second.err == "" and second.seconds < 3.0, "nothing is installed again"
     print(f"first run {first.seconds:.1f} s, second {second.seconds:.2f} s")
     lacking = subprocess.run(
         [user.venv / "bin/python", user.folder / "lib/environment.py", "missing"], capture_output=True, text=True, check=False
