@@ -155,12 +155,12 @@ SLOW = {
         "nan@step=5",
         r"loss is nan on rank 1 at step 5 \(epoch 1, sequences \d+(, \d+){3}\)",
         "nan_loss",
-        where=r"inspection\.py:\d+$",
+        where=r"sanity_checks\.py:\d+$",
         phase="step 5: record",
     ),
-    "empty batch": error("empty@step=5", "rank 1 had an empty batch at step 5", where=r"inspection\.py:\d+$", phase="step 5: record"),
+    "empty batch": error("empty@step=5", "rank 1 had an empty batch at step 5", where=r"sanity_checks\.py:\d+$", phase="step 5: record"),
     "a rank without data": error(
-        "no_data", "see rank 1", where=r"inspection\.py:\d+$", phase="epoch 1: creating data iterator|barrier: before iteration"
+        "no_data", "see rank 1", where=r"sanity_checks\.py:\d+$", phase="epoch 1: creating data iterator|barrier: before iteration"
     ),
     "worker killed": error(
         "worker_kill@epoch=2",
