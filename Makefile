@@ -12,7 +12,7 @@ PY := .venv/bin/python
 PEERS := .tools/peers
 JOBS ?= 2
 BATS_VERSION := 1.13.0
-SHELL_FILES := $(wildcard *.sh lib/*.sh tests/*.sh tests/shell/*.bash) .ci/run
+SHELL_FILES := $(wildcard *.sh lib/*.sh tests/*.sh tests/shell/*.bash) duet .ci/run
 PYTEST := $(PY) -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 .DEFAULT_GOAL := help
 
