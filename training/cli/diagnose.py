@@ -26,11 +26,12 @@ from pathlib import Path
 
 from training.core import log, rundir
 from training.core.errors import Exit, Problem, UserError
+from training.core.project import ROOT
 from training.diagnose import bundle, card, source
 from training.diagnose.result import diagnose
 from training.diagnose.signatures import LANGUAGES
 
-EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+EXPERIMENTS = ROOT / "experiments"
 COMMAND = "./duet diagnose"
 TAKES_VALUE = {"json": False, "lang": True, "report-issue": False, "help": False}
 

@@ -51,7 +51,7 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
                 return draft
             run, plan, world = draft
             if world.rank == 0:
-                ending = without_launcher.ending(run, plan)
+                ending = without_launcher.Ending(run, plan)
         code = int(worker.live(run, plan, world, ending))
         if ending:
             ending.close(code)
