@@ -75,7 +75,7 @@ bench: env peers
 	for name in startup data checkpoints memory peers target ablation gloo supervision faults recovery crashes false_alarms watching inspection epochs; do $(PY) -m benchmarks.$$name || exit; done
 	test -d data/blur_video || $(PY) -m training.tasks.make_blur_video
 	$(PY) -m benchmarks.video
-	$(PY) -m training.cli.scaling
+	$(PY) -m training.cli.scaling.__main__
 
 # Only what .venv lacks, and without dependencies: torch and all else come from .venv, which stays as it is.
 peers: env

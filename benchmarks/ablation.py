@@ -28,10 +28,10 @@ from training.config.batch import Batch
 from training.config.schema import Config
 from training.data.loader import Batches
 from training.data.token_dataset import dataset, pair
-from training.data.tokenizer import of
+from training.data.tokenizer import for_corpus
 from training.tasks import optim
 from training.tasks.gpt import optim as gpt_optim
-from training.tasks.gpt.model_dims import Shape
+from training.tasks.gpt.model_dims import ModelDims
 
 DEPTH, LENGTH, SEQUENCES = 4, 256, 8
 VALIDATION = 512  # sequences
@@ -108,7 +108,7 @@ def run(name: str, steps: int, seed: int) -> dict[str, Any]:
     optim.MOMENTUM_STEPS = change.momentum_steps
     torch.manual_seed(seed)
     data = prepared()
-    model = Variant(Shape(DEPTH, data.vocab, LENGTH), Choices(**change.model))
+    model = Variant(ModelDims(DEPTH, data.vocab, LENGTH), Choices(**change.model))
     optimizer = build(model, change, config)
     batch = Batch(SEQUENCES, LENGTH, 1, 1)
     train = dataset(data, "train", LENGTH)
@@ -125,7 +125,7 @@ def run(name: str, steps: int, seed: int) -> dict[str, Any]:
         optimizer.zero_grad()
         times.append(time.perf_counter() - started)
     model.eval()
-    validation, bos = dataset(data, "val", LENGTH), of(data).bos
+    validation, bos = dataset(data, "val", LENGTH), for_corpus(data).bos
     nats = tokens = 0.0
     with torch.no_grad(), autocast:
         for start in range(0, min(VALIDATION, len(validation)), SEQUENCES):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from training.core.errors import UserError
 from training.data import corpus
-from training.data.prepare import Prepared, ensure
+from training.data.prepare import PreparedCorpus, ensure
 from training.trainer.prepared_cache import CACHE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,7 +31,7 @@ def environment(**more: str) -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith("DUET_")} | QUIET | more
 
 
-def prepared() -> Prepared:
+def prepared() -> PreparedCorpus:
     """The embedded corpus (byte tokens), as train.py prepares and finds it."""
     source, problem = corpus.find("stdlib")
     if source is None:

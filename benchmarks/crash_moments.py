@@ -133,7 +133,7 @@ class Watched:
         known = read_json(self.run.supervisor) or {}
         return {r["rank"]: r["pid"] for r in known["ranks"]} if known.get("pid") == self.popen.pid else {}
 
-    def beat(self, rank: int) -> heartbeat.Beat | None:
+    def beat(self, rank: int) -> heartbeat.HeartbeatRecord | None:
         """Of the present attempt: an earlier one has left its files."""
         found = heartbeat.read(self.run.heartbeat(rank))
         if found and self._pids.get(rank) != found.pid:

@@ -12,7 +12,7 @@ from training.core import manifest
 from training.core.rundir import RunDir, read_json, read_records
 
 # Times and memory in a metrics record: all else is the same in every run.
-MEASURED = ("time", "tokens_per_s", "step_ms", "eval_ms", "own_ms", "memory_bytes", "mfu")
+MEASURED = ("time", "tokens_per_s", "step_ms", "eval_ms", "compute_ms", "memory_bytes", "mfu")
 SAME = ("status", "steps", "tokens", "loss_first", "loss_last", "val_bpb_first", "val_bpb_last", "sample", "checkpoint")
 
 Record = dict[str, Any]

@@ -177,7 +177,7 @@ def strike(case: Case, launch: Watched, moment: Moment, pids: list[int], dealer:
     return {-int(signal.SIGKILL)} if moment.victim in (LAUNCHER, SUPERVISOR, EVERYTHING) else {int(Exit.TRAINING)}
 
 
-def note(case: Case, moment: Moment, beat: heartbeat.Beat | None, dealer: Dealer, tally: Tally) -> None:
+def note(case: Case, moment: Moment, beat: heartbeat.HeartbeatRecord | None, dealer: Dealer, tally: Tally) -> None:
     hit = "planning" if moment.victim == LAUNCHER else heartbeat.kind(beat.phase) if beat else "before the ranks"
     dealer.hit[hit] += 1
     tally.kills[moment.victim, hit] += 1

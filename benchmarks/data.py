@@ -26,11 +26,11 @@ from training.config.batch import Batch
 from training.config.schema import Config
 from training.core import rundir
 from training.data.loader import Batches
-from training.data.permutation import Order
+from training.data.permutation import EpochPermutation
 from training.data.token_dataset import TokenDataset, pair
 from training.inspector.distributed import World
 from training.tasks.gpt.task import LanguageModel
-from training.trainer.checkpoint import Position
+from training.trainer.checkpoint import TrainProgress
 from training.trainer.loop import begin_epoch
 
 SEQ, SIZE, COUNT, SHARD_TOKENS = 128, 16, 300, 1 << 24
@@ -94,7 +94,7 @@ class Switch:
         gc.freeze()  # as train() does
 
     def __call__(self) -> None:
-        next(begin_epoch(self.session, Position(epoch=1)))
+        next(begin_epoch(self.session, TrainProgress(epoch=1)))
 
 
 def main() -> None:
@@ -133,7 +133,7 @@ def main() -> None:
             note("new epoch, 131072 sequences: ours", first_index(lambda: next(held[0].epoch(1, 0))))  # noqa: B023
             note("new epoch, 131072 sequences: torch", first_index(lambda: next(torch_loader(one, 0))))
             note("new epoch, the whole switch: ours", first_index(switch))
-            note("start at 50 M sequences: ours", first_index(lambda: Order(MANY, 1, 0).indices(0, 4096)))
+            note("start at 50 M sequences: ours", first_index(lambda: EpochPermutation(MANY, 1, 0).indices(0, 4096)))
             note("start at 50 M sequences: torch", first_index(torch_start))
             held[2].close()
     print(f"{'':<36}{'median':>12}{'min':>12}{'max':>12}")

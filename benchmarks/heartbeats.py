@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.common import ROOT, environment
 from training.core import heartbeat
-from training.core.heartbeat import Beat, Heartbeat
+from training.core.heartbeat import Heartbeat, HeartbeatRecord
 
 WRITERS = 2
 PHASES = tuple(chr(ord("a") + n) * (1 + 5 * n) for n in range(20))  # of all lengths
@@ -36,7 +36,7 @@ def write(path: Path, rank: int, beats: int) -> None:
     print((time.thread_time_ns() - began) / beats)
 
 
-def expected(beat: Beat, rank: int, pid: int) -> bool:
+def expected(beat: HeartbeatRecord, rank: int, pid: int) -> bool:
     number, wall_ns = beat.beats, time.time_ns() - time.monotonic_ns() + beat.monotonic_ns
     return (
         (beat.rank, beat.pid) == (rank, pid)

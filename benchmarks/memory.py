@@ -20,12 +20,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from training.tasks.gpt.memory import GIB, Load, estimate
+from training.tasks.gpt.memory import GIB, StepWorkload, estimate
 
 ROOT = Path(__file__).resolve().parent.parent
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0", "OMP_NUM_THREADS": "2"}
-SMALL = Load(6, 8, 512, 320, bf16=False, compiled=False, cuda=False)  # about 1 GiB
-LARGE = Load(12, 8, 1536, 320, bf16=True, compiled=False, cuda=True)  # configs/dual_gpu/conservative.py
+SMALL = StepWorkload(6, 8, 512, 320, bf16=False, compiled=False, cuda=False)  # about 1 GiB
+LARGE = StepWorkload(12, 8, 1536, 320, bf16=True, compiled=False, cuda=True)  # configs/dual_gpu/conservative.py
 WAYS = {
     "plain": {},
     "6 of the blocks again": {"blocks": 6},
@@ -36,7 +36,7 @@ WAYS = {
 }
 
 
-def shapes(on_gpu: bool, compiled: bool) -> dict[str, Load]:
+def shapes(on_gpu: bool, compiled: bool) -> dict[str, StepWorkload]:
     out = {}
     for base in [LARGE] if on_gpu else [SMALL, replace(SMALL, bf16=True)]:
         for how in (False, True) if compiled or on_gpu else (False,):
@@ -47,7 +47,7 @@ def shapes(on_gpu: bool, compiled: bool) -> dict[str, Load]:
     return out
 
 
-def real_peak(load: Load) -> int:
+def real_peak(load: StepWorkload) -> int:
     """Bytes, in this process: call it in a fresh one."""
     steps(replace(load, depth=1, sequences=1, seq_len=16, blocks=0, chunks=1), 2)
     gc.collect()
@@ -70,17 +70,17 @@ def resident(what: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def steps(load: Load, count: int) -> None:
+def steps(load: StepWorkload, count: int) -> None:
     """Training as training/trainer does it, with random tokens."""
     import torch
 
     from training.config.schema import Config
     from training.tasks.gpt import optim as gpt_optim
-    from training.tasks.gpt.model import GPT, Frugal
-    from training.tasks.gpt.model_dims import Shape
+    from training.tasks.gpt.model import GPT, MemorySavings
+    from training.tasks.gpt.model_dims import ModelDims
 
     device = "cuda" if load.cuda else "cpu"
-    model = GPT(Shape(load.depth, load.vocab, load.seq_len), Frugal(load.blocks, load.chunks)).to(device)
+    model = GPT(ModelDims(load.depth, load.vocab, load.seq_len), MemorySavings(load.blocks, load.chunks)).to(device)
     optimizer = gpt_optim.build(model, Config(optimizer="muon" if load.muon else "adamw"))
     if load.compiled:
         model.compile_parts()
@@ -98,9 +98,11 @@ def steps(load: Load, count: int) -> None:
                 weight.grad.zero_()
 
 
-def fresh(load: Load) -> int:
+def fresh(load: StepWorkload) -> int:
     """real_peak in a process of its own. Raises CalledProcessError."""
-    code = "import json, sys; from benchmarks.memory import Load, real_peak; print(real_peak(Load(**json.loads(sys.argv[1]))))"
+    code = (
+        "import json, sys; from benchmarks.memory import StepWorkload, real_peak; print(real_peak(StepWorkload(**json.loads(sys.argv[1]))))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, json.dumps(asdict(load))],
         cwd=ROOT,

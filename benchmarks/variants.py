@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.tasks.gpt.model import ROPE_BASE, SOFTCAP, norm, rotate
-from training.tasks.gpt.model_dims import Shape
+from training.tasks.gpt.model_dims import ModelDims
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Choices:
 
 
 class Block(nn.Module):
-    def __init__(self, shape: Shape, choices: Choices, number: int) -> None:
+    def __init__(self, shape: ModelDims, choices: Choices, number: int) -> None:
         super().__init__()
         self.choices, width = choices, shape.width
         self.heads = max(1, width // choices.head_dim)
@@ -73,7 +73,7 @@ class Variant(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, shape: Shape, choices: Choices) -> None:
+    def __init__(self, shape: ModelDims, choices: Choices) -> None:
         super().__init__()
         self.shape, self.choices = shape, choices
         self.embedding = nn.Embedding(shape.vocab, shape.width)

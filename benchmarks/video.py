@@ -27,7 +27,7 @@ from training.core.rundir import RunDir, read_records
 from training.data.loader import Batches
 from training.tasks.base import Samples
 from training.tasks.video_restoration.dataset import Training
-from training.tasks.video_restoration.options import Options
+from training.tasks.video_restoration.options import VideoOptions
 
 CONFIG, SKIPPED = "configs/video/quickstart.py", 10
 
@@ -43,13 +43,13 @@ def ours(ranks: int, steps: int) -> float:
         return statistics.median(r["step_ms"] for r in read_records(RunDir(Path(folder) / "run").metrics) if r["step"] > SKIPPED)
 
 
-def bare(ranks: int, steps: int, options: Options) -> float:
+def bare(ranks: int, steps: int, options: VideoOptions) -> float:
     words = [str(steps), str(SKIPPED), *(f"{name}={value}" for name, value in asdict(options).items())]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     return float(measured([sys.executable, *launcher, "benchmarks/contenders/video.py", *words])[0].split()[-1])
 
 
-def samples_per_s(options: Options, workers: int, seconds: float = 4.0) -> float:
+def samples_per_s(options: VideoOptions, workers: int, seconds: float = 4.0) -> float:
     """What one rank's loader gives when nobody else uses the cores."""
     data = Samples(Training(options), 1, drawn=True)
     batches = Batches(data, Batch(2, 1, 1, 1), rank=0, seed=1, workers=workers, persistent=workers > 0)
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--ranks", default="1,2")
     args = parser.parse_args()
     values, _ = loader.load(ROOT / CONFIG)
-    options = Options(**{name: value for name, (value, _) in values.items() if name in Options.__dataclass_fields__})
+    options = VideoOptions(**{name: value for name, (value, _) in values.items() if name in VideoOptions.__dataclass_fields__})
     if not Path(options.dataroot_gt).is_dir():
         sys.exit(f"{options.dataroot_gt} is missing: python -m training.tasks.make_blur_video")
     torch.set_num_threads(1)

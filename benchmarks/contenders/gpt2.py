@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.data.permutation import Order
+from training.data.permutation import EpochPermutation
 from training.data.token_dataset import TokenDataset
 
 HEAD_DIM = 64
@@ -119,7 +119,7 @@ def optimizer(model: GPT2, rate: float) -> torch.optim.Optimizer:
 def train(run: Run) -> None:
     torch.manual_seed(run.seed)
     train_data, val_data = (TokenDataset([Path(shard)], run.seq_len) for shard in (run.train, run.val))
-    order = Order(len(train_data), run.seed, 0)
+    order = EpochPermutation(len(train_data), run.seed, 0)
     model = GPT2(run.depth, 64 * run.depth, run.vocab, run.seq_len)
     adamw = optimizer(model, run.rate)
     with open(run.out, "w", encoding="utf-8", buffering=1) as records:

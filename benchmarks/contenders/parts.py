@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from training.tasks.gpt.model import GPT
-from training.tasks.gpt.model_dims import Shape
+from training.tasks.gpt.model_dims import ModelDims
 
 CLIP = 1.0
 LR, BETAS, WEIGHT_DECAY = 1e-3, (0.9, 0.95), 0.1
@@ -39,7 +39,7 @@ class Trace:
 
 
 def model(job: Job) -> GPT:
-    return GPT(Shape(job.depth, job.vocab, job.seq_len))
+    return GPT(ModelDims(job.depth, job.vocab, job.seq_len))
 
 
 def optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:

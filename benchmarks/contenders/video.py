@@ -25,7 +25,7 @@ from training.config.convert import convert
 from training.tasks import find
 from training.tasks.video_restoration.dataset import Training
 from training.tasks.video_restoration.network import Recurrent
-from training.tasks.video_restoration.options import Options
+from training.tasks.video_restoration.options import VideoOptions
 
 STEPS, SKIPPED, BATCH = int(sys.argv[1]), int(sys.argv[2]), 2
 
@@ -46,7 +46,7 @@ class Drawn(Dataset[Any]):
 def main() -> None:
     fields = find("video_restoration", "")[0].own
     values = dict(word.split("=", 1) for word in sys.argv[3:])
-    options = Options(**{name: convert(name, text, True, fields)[0] for name, text in values.items()})
+    options = VideoOptions(**{name: convert(name, text, True, fields)[0] for name, text in values.items()})
     several = "RANK" in os.environ
     if several:
         dist.init_process_group("gloo")

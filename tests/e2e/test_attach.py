@@ -35,7 +35,9 @@ def attach(*argv: str, cwd: Path = ROOT) -> tuple[int, str]:
 def test_somebody_elses_training_is_stuck(torchrun: Torchrun) -> None:
     launcher, _ = torchrun(FAULTY, "sleep")
     found = discovery.of_process(launcher)
-    wait_until(lambda: all((now := procfs.look(pid)) and "futex" in now.waits_in for pid in found.values()), 20, "both have come to rest")
+    wait_until(
+        lambda: all((now := procfs.read_process(pid)) and "futex" in now.waits_in for pid in found.values()), 20, "both have come to rest"
+    )
     at = place("# the deadlock")
     for pid in (launcher, found[1]):
         code, said = attach(f"--pid={pid}")
@@ -48,7 +50,7 @@ def test_somebody_elses_training_is_stuck(torchrun: Torchrun) -> None:
 def test_a_data_loader_worker_is_named(torchrun: Torchrun) -> None:
     launcher, _ = torchrun(FAULTY, "worker", until="step 19")
     found = discovery.of_process(launcher)
-    wait_until(lambda: all((now := procfs.look(pid)) and now.state == "S" for pid in found.values()), 20, "both have come to rest")
+    wait_until(lambda: all((now := procfs.read_process(pid)) and now.state == "S" for pid in found.values()), 20, "both have come to rest")
     code, said = attach(f"--pid={launcher}", "--json")
     told = json.loads(said)
     worker = told["ranks"][0]["workers"][0]["pid"]
@@ -77,7 +79,9 @@ def test_a_script_under_our_launcher(launch: Callable[..., Launched], tmp_path: 
     run = launch("./launch_train.sh", "2", *flags, "--script", str(FAULTY), "--", "sleep", name="stuck", bare=True)
     run.wait_for("FAULT")
     wait_until(
-        lambda: all((now := procfs.look(pid)) and "futex" in now.waits_in for pid in run.pids.values()), 20, "both have come to rest"
+        lambda: all((now := procfs.read_process(pid)) and "futex" in now.waits_in for pid in run.pids.values()),
+        20,
+        "both have come to rest",
     )
     code, said = attach(f"--run={run.run.path}")
     run.process.send_signal(signal.SIGTERM)

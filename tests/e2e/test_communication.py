@@ -21,7 +21,7 @@ from tests.conftest import TOKEN, processes, wait_until
 from tests.e2e.conftest import HOOK
 from training.host import p2p_cache
 from training.launcher.communication import runner
-from training.launcher.communication.result import Result
+from training.launcher.communication.result import CommunicationResult
 from training.launcher.communication.run import run
 
 GPUS = [{"uuid": "GPU-a"}, {"uuid": "GPU-b"}]
@@ -96,14 +96,14 @@ def left(place: Path) -> list[Path]:
     return list(place.glob(f"{runner.PREFIX}*"))
 
 
-Attempt = Callable[..., Result]
+Attempt = Callable[..., CommunicationResult]
 
 
 @pytest.fixture
 def attempt(place: Path, tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch) -> Attempt:
     """Run the communication test in this process, with a hook in the ranks; it must have put everything away when it returns."""
 
-    def go(hook: str = "", ranks: int = 2, limit_s: float = 60.0, **options: Any) -> Result:
+    def go(hook: str = "", ranks: int = 2, limit_s: float = 60.0, **options: Any) -> CommunicationResult:
         if hook:
             (tmp_path / HOOK).write_text(hook)
             monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -129,7 +129,7 @@ def short(usual_s: float) -> int:
     return max(4, math.ceil(2.5 * usual_s))
 
 
-def told(result: Result) -> str:
+def told(result: CommunicationResult) -> str:
     (check,) = result.checks()
     return check.text
 

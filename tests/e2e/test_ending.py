@@ -50,8 +50,8 @@ def test_a_finished_run_tells_and_has_a_report(launch: Launch, told: Path) -> No
     (log,) = run.logs.iterdir()
     assert log.read_text().endswith("notify: sent: run1 finished\n")
     records = [run.steps[step] for step in (2, 12)]
-    assert all(len(r["own_ms"]) == len(r["memory_bytes"]) == 2 and r["mfu"] is None for r in records)
-    assert all(0 < own < r["step_ms"] for r in records for own in r["own_ms"])
+    assert all(len(r["compute_ms"]) == len(r["memory_bytes"]) == 2 and r["mfu"] is None for r in records)
+    assert all(0 < own < r["step_ms"] for r in records for own in r["compute_ms"])
     assert min(records[0]["memory_bytes"]) > 50 << 20
     assert run.summary["memory_bytes"] == max(max(r["memory_bytes"]) for r in run.steps.values())
 

@@ -15,7 +15,7 @@ from tests.e2e.hooks import at_rank, slow_progress_bar
 from training.core import heartbeat
 from training.core.rundir import RunDir, read_records
 from training.launcher.local_ranks import free_port
-from training.monitor.state import Watch
+from training.monitor.state import RunWatch
 
 Launch = Callable[..., Launched]
 RUN = ("./launch_train.sh", "2", "configs/dual_gpu/quickstart.py")
@@ -74,13 +74,13 @@ def test_an_evaluation_is_not_lost_between_it_and_the_checkpoint(launch: Launch)
         0,
         """
         import os, signal
-        from training.trainer.async_checkpoint import Saver
-        original = Saver.save
+        from training.trainer.async_checkpoint import AsyncCheckpointer
+        original = AsyncCheckpointer.save
         def last(self, position, state, facts, *, required):
             original(self, position, state, facts, required=True)
             if position.step == 8:
                 os.kill(os.getpid(), signal.SIGKILL)
-        Saver.save = last
+        AsyncCheckpointer.save = last
 """,
     )
     cut = launch(*RUN, name="cut", save_every=8, eval_every=8, hook=hook)
@@ -134,10 +134,10 @@ def test_a_finished_run_is_answered_and_a_resume_stopped_at_its_start_leaves_it_
     more = launch("./launch_train.sh", "2", tiny=False, resume="done", num_iterations=100000)
     wait_until(lambda: more.pids and more.pids != old_pids, what="the ranks")
     assert done.run.summary.exists() and done.run.report.exists()
-    assert Watch(done.run).read()["run"]["state"] == "starting"
+    assert RunWatch(done.run).read()["run"]["state"] == "starting"
     more.process.send_signal(signal.SIGINT)
     assert more.wait() == 130
-    state = Watch(done.run).read()
+    state = RunWatch(done.run).read()
     assert (state["run"]["state"], state["progress"]["step"], state["progress"]["total_steps"]) == ("finished", 12, 12)
     assert all(path.read_bytes() == before[path] for path in (done.run.plan, done.run.data, done.run.summary, done.run.report))
     assert launch("./launch_train.sh", "2", tiny=False, resume="done", num_iterations=13).ok().summary["steps"] == 13

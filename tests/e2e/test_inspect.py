@@ -62,7 +62,7 @@ def test_a_run_of_ours(launch: Callable[..., Launched]) -> None:
     assert of(told, "parameters")["text"].startswith("equal on all ranks at step ")
 
     os.kill(pids[1], signal.SIGSTOP)
-    wait_until(lambda: (now := procfs.look(pids[1])) and now.state == "T", 20, "it is stopped")
+    wait_until(lambda: (now := procfs.read_process(pids[1])) and now.state == "T", 20, "it is stopped")
     code, told = inspect(path)
     assert (code, told["text"]) == (5, f"NO: rank 1 is stopped (SIGSTOP); to go on: kill -CONT {pids[1]}")
     os.kill(pids[1], signal.SIGCONT)
@@ -95,7 +95,9 @@ def test_somebody_elses_training(torchrun: Torchrun, tmp_path: Path) -> None:
 def test_somebody_elses_training_is_stuck(torchrun: Torchrun) -> None:
     launcher, _ = torchrun(FAULTY, "sleep", until="FAULT")
     found = discovery.of_process(launcher)
-    wait_until(lambda: all((now := procfs.look(pid)) and "futex" in now.waits_in for pid in found.values()), 20, "both have come to rest")
+    wait_until(
+        lambda: all((now := procfs.read_process(pid)) and "futex" in now.waits_in for pid in found.values()), 20, "both have come to rest"
+    )
     line = next(number for number, text in enumerate(FAULTY.read_text().splitlines(), 1) if "# the deadlock" in text)
     code, told = inspect(f"--pid={found[1]}")
     assert code == 5 and told["text"].startswith(f"NO: rank 0 stands at {FAULTY}:{line} (stuck_in_a_lock), since "), told

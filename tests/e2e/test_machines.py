@@ -137,7 +137,7 @@ def test_two_machines_train_like_one(node: Node, launch: Launch, tmp_path: Path)
     assert "node 1 is here" in first.output and "GLOO_SOCKET_IFNAME=v" in first.output and "GLOO_SOCKET_IFNAME=v" in second.output
     one = launch("./launch_train.sh", "4", CONFIG, total_batch_size=512).ok()
     assert first.losses == one.losses
-    assert [len(first.steps[12][name]) for name in ("own_ms", "memory_bytes")] == [4, 4], "of all machines"
+    assert [len(first.steps[12][name]) for name in ("compute_ms", "memory_bytes")] == [4, 4], "of all machines"
     assert (tmp_path / "told").read_text() == "finished\n", "by node 0 alone"
     assert sorted(r["rank"] for r in (read_json(second.run.supervisor) or {})["ranks"]) == [2, 3]
 
@@ -248,7 +248,7 @@ def test_a_frozen_machine_is_named(node: Node, token: str) -> None:
 
 
 def test_silence_at_the_meeting_is_named(node: Node, cable: Cable) -> None:
-    runs = [node(n, nnodes=3, meeting_timeout=25, total_batch_size=384) for n in range(2)]
+    runs = [node(n, nnodes=3, rendezvous_timeout=25, total_batch_size=384) for n in range(2)]
     runs[0].wait_for("node 1 is here")
     runs[1].wait_for("waiting for node 0")
     cable(1)
@@ -259,7 +259,7 @@ def test_silence_at_the_meeting_is_named(node: Node, cable: Cable) -> None:
 
 
 def test_a_missing_machine_is_named(node: Node) -> None:
-    alone = node(0, meeting_timeout=6)
+    alone = node(0, rendezvous_timeout=6)
     assert alone.wait(30) == 3
     assert f"waiting for node 1 of 2 at {ADDRESSES[0]}:12355" in alone.output and "node 1 of 2 did not come" in alone.output
 
@@ -273,13 +273,13 @@ def test_a_missing_machine_is_named(node: Node) -> None:
     ],
 )
 def test_a_wrong_address_is_named(node: Node, address: str, why: str) -> None:
-    lost = node(1, meeting_timeout=6, master_addr=address)
+    lost = node(1, rendezvous_timeout=6, master_addr=address)
     assert lost.wait(40) == 3
-    assert f"node 0 at {address}:12355 did not answer within 6 s (--meeting_timeout): {why}" in lost.output
+    assert f"node 0 at {address}:12355 did not answer within 6 s (--rendezvous_timeout): {why}" in lost.output
 
 
 def test_other_settings_are_refused_with_what_differs(node: Node) -> None:
-    first, second = node(0, seed=1, meeting_timeout=8), node(1, seed=2)
+    first, second = node(0, seed=1, rendezvous_timeout=8), node(1, seed=2)
     assert second.wait(30) == 2 and "refuses node 1: seed is 2 on node 1, but 1 on node 0" in second.output
     assert first.wait(30) == 3 and "refused: 10.211.7.2, which says it is node 1" in first.output
 

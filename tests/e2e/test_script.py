@@ -61,7 +61,7 @@ def test_unchanged_scripts_train(script: Script, tmp_path: Path, name: str, laun
     assert "script finished: 2 ranks ended with status 0" in run.output
     assert run.summary["status"] == "finished" and run.summary["exit_code"] == 0
     if name == "bare_ddp":
-        seen = state.Watch(run.run).read()
+        seen = state.RunWatch(run.run).read()
         assert (seen["run"]["state"], seen["progress"]["step"], len(seen["loss_curve"]["points"])) == ("finished", 10, 10)
         assert 'id="chart-loss"' in run.run.report.read_text(), "what it prints is in its report too"
 

@@ -163,33 +163,33 @@ def record(code: int, cause: str = "unknown", age_s: float = 0) -> str:
 
 @pytest.mark.parametrize("code", sorted(EXIT_MEANING))
 def test_the_launchers_exit_code_is_the_jobs(run: RunDir, code: Exit) -> None:
-    assert job.judge(run, start(), int(code)) == code
+    assert job.run_exit_code(run, start(), int(code)) == code
 
 
 def test_killed_because_another_node_failed(run: RunDir) -> None:
     run.failure.write_text(record(5))
-    assert job.judge(run, start(2), 143) == Exit.HANG, "srun tells the highest status"
+    assert job.run_exit_code(run, start(2), 143) == Exit.HANG, "srun tells the highest status"
     run.failure.write_text(record(5, age_s=60))
-    assert job.judge(run, start(2), 143) == Exit.TRAINING, "that was an earlier start"
+    assert job.run_exit_code(run, start(2), 143) == Exit.TRAINING, "that was an earlier start"
     (run.path / "node1").mkdir()
     (run.path / "node1/failure.json").write_text(record(5))
-    assert job.judge(run, start(2), 143) == Exit.HANG, "the first node could not say it"
+    assert job.run_exit_code(run, start(2), 143) == Exit.HANG, "the first node could not say it"
 
 
 def test_ranks_that_did_not_save_in_time_go_on_from_the_last_checkpoint(run: RunDir) -> None:
     run.failure.write_text(record(4, "preempted"))
-    assert job.judge(run, start(), 4) == Exit.PREEMPTED
+    assert job.run_exit_code(run, start(), 4) == Exit.PREEMPTED
 
 
 def test_one_node_was_quicker_to_end_than_the_other(run: RunDir) -> None:
     run.summary.write_text(json.dumps({"status": "stopped"}))
-    assert job.judge(run, start(2), 143) == Exit.PREEMPTED
-    assert job.judge(run, {"time": time.time() + 60, "nodes": 2}, 143) == Exit.TRAINING, "that was an earlier start"
+    assert job.run_exit_code(run, start(2), 143) == Exit.PREEMPTED
+    assert job.run_exit_code(run, {"time": time.time() + 60, "nodes": 2}, 143) == Exit.TRAINING, "that was an earlier start"
 
 
 @pytest.mark.parametrize(("status", "code"), [(138, Exit.PREEMPTED), (143, Exit.PREEMPTED), (137, Exit.TRAINING), (1, Exit.TRAINING)])
 def test_signals_before_there_is_a_supervisor(run: RunDir, status: int, code: Exit) -> None:
-    assert job.judge(run, start(), status) == code
+    assert job.run_exit_code(run, start(), status) == code
 
 
 def test_code_without_version_control(tmp_path: Path) -> None:

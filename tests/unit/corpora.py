@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 from training.core.errors import Exit, Problem, UserError
-from training.data.corpus import Source, find
-from training.data.prepare import Prepared, ensure
+from training.data.corpus import CorpusSource, find
+from training.data.prepare import PreparedCorpus, ensure
 from training.data.tokenizer_base import BOS
 
 Write = Callable[..., str]
 
 
-def source(data: str) -> Source:
+def source(data: str) -> CorpusSource:
     found, problem = find(data)
     assert found, problem
     return found
 
 
-def made(data: str, cache: Path, text_field: str = "text") -> Prepared:
+def made(data: str, cache: Path, text_field: str = "text") -> PreparedCorpus:
     return ensure(source(data), text_field, cache)
 
 

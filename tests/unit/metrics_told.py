@@ -74,7 +74,7 @@ def names(seen: Told) -> set[str]:
 def everything(made: Made) -> State:
     """A running run on two GPUs, of which all is known: by the code that looks, but for the driver's answers."""
     made.steps(100).beats("epoch 7: creating data iterator", step=101).supervisor(os.getpid())
-    made.step(101, 2.25, mfu=0.41, own_ms=[40.0, 70.0], memory_bytes=[3 * GIB, 4 * GIB], tokens=101 * 4096)
+    made.step(101, 2.25, mfu=0.41, compute_ms=[40.0, 70.0], memory_bytes=[3 * GIB, 4 * GIB], tokens=101 * 4096)
     (made.run.checkpoints / "step_00000100").mkdir()
     shown = [
         gpus.Gpu(
@@ -84,7 +84,7 @@ def everything(made: Made) -> State:
         for n in (0, 1)
     ]  # fmt: skip
     seen = look(made.run)
-    seen["gpus"] = host_stats.gpu_records(gpus.Machine(tuple(shown), ""), set(), {"GPU-0"})
+    seen["gpus"] = host_stats.gpu_records(gpus.GpuInventory(tuple(shown), ""), set(), {"GPU-0"})
     seen["system"]["cpu_percent"] = 37.5  # of a second look
     return seen
 

@@ -130,7 +130,7 @@ def dead_pid() -> int:
 
 
 def look(run: RunDir) -> dict[str, Any]:
-    return state.Watch(run).read()
+    return state.RunWatch(run).read()
 
 
 def text_of(run: RunDir, width: int = 80, height: int = 24) -> str:

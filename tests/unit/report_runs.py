@@ -45,7 +45,7 @@ def trained(made: Made, count: int = 120, pace: float = 1.0) -> Made:
     event(made, "start", 1.0, step=0, total_steps=400, world_size=2)
     for step in range(1, count + 1):
         own, memory = [40.0, 40.0 * pace], [500 << 20, 520 << 20]
-        made.step(step, 2 + 3 * math.exp(-step / 30), own_ms=own, memory_bytes=memory, mfu=None)
+        made.step(step, 2 + 3 * math.exp(-step / 30), compute_ms=own, memory_bytes=memory, mfu=None)
         if step % 40 == 0:
             made.score(step, 3.0 - step / 100)
             event(made, "eval", 2 + step * 0.1, step=step, val_bpb=3.0 - step / 100)
@@ -73,11 +73,11 @@ def event(made: Made, kind: str, after_s: float, /, **facts: Any) -> None:
 
 
 def page_of(made: Made, spoken: str = "en") -> str:
-    return run_page.page(run.look(made.run), spoken).html()
+    return run_page.page(run.read_run(made.run), spoken).html()
 
 
 def comparison(*several: Made) -> str:
-    return compare_page.page([run.look(made.run) for made in several], "en").html()
+    return compare_page.page([run.read_run(made.run) for made in several], "en").html()
 
 
 class Reader(HTMLParser):

@@ -82,12 +82,12 @@ def running(folder: Path, program: str, *, env: dict[str, str] | None = None) ->
 
 def asleep(pid: int, function: str = "") -> None:
     """Wait until its main thread sleeps (in this kernel function)."""
-    wait_until(lambda: (now := procfs.look(pid)) and now.state == "S" and function in now.waits_in, 20, f"{pid} sleeps {function}")
+    wait_until(lambda: (now := procfs.read_process(pid)) and now.state == "S" and function in now.waits_in, 20, f"{pid} sleeps {function}")
 
 
 def stopped(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: (now := procfs.look(pid)) and now.state == "T", 20, f"{pid} is stopped")
+    wait_until(lambda: (now := procfs.read_process(pid)) and now.state == "T", 20, f"{pid} is stopped")
 
 
 def line_of(script: Path, text: str, function: str = "") -> int:

@@ -16,8 +16,8 @@ from training.tasks import sample_batch
 Write = Callable[..., str]
 
 
-def look(*args: str, env: Mapping[str, str] | None = None) -> cli_args.Asked:
-    return cli_args.look(LAUNCH, ["2", *args], env or {})
+def look(*args: str, env: Mapping[str, str] | None = None) -> cli_args.ParsedArgs:
+    return cli_args.parse_args(LAUNCH, ["2", *args], env or {})
 
 
 OPTIONS = ("width", "slope", "bias", "title")

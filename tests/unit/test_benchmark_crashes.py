@@ -32,7 +32,7 @@ def record(run: RunDir, step: int, **more: Any) -> None:
     measured = {
         "time": random.random(),
         "step_ms": random.random(),
-        "own_ms": [random.random()],
+        "compute_ms": [random.random()],
         "memory_bytes": [random.randrange(1 << 30)],
     }
     append_json(run.metrics, {"step": step, "loss": 1 / step, **measured, **more})

@@ -5,11 +5,11 @@ import torch
 from benchmarks.ablation import CHANGES
 from benchmarks.variants import Choices, Variant
 from training.tasks.gpt.model import GPT
-from training.tasks.gpt.model_dims import Shape
+from training.tasks.gpt.model_dims import ModelDims
 
 
 def test_without_a_change_the_variant_is_our_model() -> None:
-    shape = Shape(2, 64, 16)
+    shape = ModelDims(2, 64, 16)
     torch.manual_seed(0)
     ours, variant = GPT(shape), Variant(shape, Choices())
     with torch.no_grad():

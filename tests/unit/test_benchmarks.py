@@ -14,7 +14,7 @@ from benchmarks import peers, target
 from benchmarks.contenders import gpt2, parts
 from tests.conftest import ROOT
 from training.tasks.gpt.model import GPT
-from training.tasks.gpt.model_dims import Shape
+from training.tasks.gpt.model_dims import ModelDims
 
 
 def job(shard: Path, **changes: object) -> parts.Job:
@@ -93,7 +93,7 @@ def test_the_bare_loop_trains(shard: Path) -> None:
 
 
 def test_the_baseline_has_our_size() -> None:
-    sizes = [sum(p.numel() for p in m.parameters()) for m in (gpt2.GPT2(4, 256, 320, 256), GPT(Shape(4, 320, 256)))]
+    sizes = [sum(p.numel() for p in m.parameters()) for m in (gpt2.GPT2(4, 256, 320, 256), GPT(ModelDims(4, 320, 256)))]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.025), "SwiGLU's width is a multiple of 64"
     assert [gpt2.share(step, 600) for step in (0, 29, 599)] == pytest.approx([1 / 30, 1, 0.1])
 

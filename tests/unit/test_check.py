@@ -19,9 +19,9 @@ from training.plan import training_plan as planner
 from training.plan.preflight import ERROR, OK, WARNING, Check
 from training.plan.request import Request
 from training.tasks.gpt import fake_memory
-from training.tasks.gpt.memory import GIB, Estimate, Load, estimate
+from training.tasks.gpt.memory import GIB, Estimate, StepWorkload, estimate
 
-LOAD = Load(4, 2, 64, 320, bf16=True, compiled=False, cuda=False)
+LOAD = StepWorkload(4, 2, 64, 320, bf16=True, compiled=False, cuda=False)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def made(home: Path) -> tuple[Request, dict[str, Any]]:
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measuring is tested below; it takes a second."""
-    monkeypatch.setattr(doctor, "memory", lambda load, room: doctor.Step(load, room, None, "not in this test"))
+    monkeypatch.setattr(doctor, "memory", lambda load, room: doctor.StepMemory(load, room, None, "not in this test"))
     monkeypatch.setattr(doctor, "communication", lambda request, plan, checks: [])
 
 
@@ -52,7 +52,7 @@ def test_the_verdict(
 ) -> None:
     room = None if room_gib is None else int(room_gib * GIB)
     monkeypatch.setattr(doctor, "estimate", lambda load: Estimate(10 * GIB, 0, 0, 0, 0, 0, 0, 0))
-    step = doctor.Step(LOAD, room, None)
+    step = doctor.StepMemory(LOAD, room, None)
     assert (doctor.sentence(10 * GIB, room), step.check(made[0]).status) == (said, status)
     assert step.lines()[-1] == f"verdict: {said}"
 
@@ -75,10 +75,10 @@ def test_a_failing_check_or_memory_is_exit_3(made: tuple[Request, dict[str, Any]
 def test_a_formula_that_is_low_is_corrected_with_what_fits_then(home: Path, shell: Shell) -> None:
     asked = ["--device=cpu", "--activation_checkpointing=none"]
     request, plan, _ = planner.make(ENHANCED, [*asked, "--dry_run"], {})
-    load = Load(**plan["memory"]["load"])
+    load = StepWorkload(**plan["memory"]["load"])
     formula = estimate(load)
     for factor, verdict in ((0.9, doctor.FITS), (1.0, doctor.FITS), (1.5, doctor.TOO_LARGE)):
-        step = doctor.Step(load, formula.tight + 1, doctor.Measured(int(factor * 1000), 1000, 0.1))
+        step = doctor.StepMemory(load, formula.tight + 1, doctor.Measured(int(factor * 1000), 1000, 0.1))
         assert step.verdict == verdict
     fixes = step.check(request).fixes
     assert len(fixes) >= 2, "a smaller micro-batch, less depth, checkpointing"
@@ -140,8 +140,8 @@ def test_the_version_of_nccl_is_read_off_its_package(tmp_path: Path) -> None:
         package, version = name.removesuffix(".dist-info").split("-")
         (tmp_path / name / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package.replace('_', '-')}\nVersion: {version}\n")
     code = (
-        "from training.plan.preflight import versions; from training.host.gpus import Machine;"
-        "found = versions.read(None, Machine((), '', '580', '13.0'));"
+        "from training.plan.preflight import versions; from training.host.gpus import GpuInventory;"
+        "found = versions.read(None, GpuInventory((), '', '580', '13.0'));"
         "print(found['nccl'], found['numpy'], found['driver'], found['driver_cuda'], found['torch'])"
     )
     assert python("-c", code, PYTHONPATH=f"{ROOT}:{tmp_path}").stdout == "2.28.9 9.9.9 580 13.0 None\n"

@@ -60,7 +60,7 @@ def test_train_py_without_packages() -> None:
         ("lib/run_module.py", "training.cli.plan", "train_dual_gpu.sh", "configs/dual_gpu/quickstart.py", "--device=cpu", "--dry_run"),
         ("train.py", "configs/dual_gpu/quickstart.py", "--device=cpu", "--dry_run"),
         ("lib/run_module.py", "training.cli.submit", "check", "--ranks_per_node=2", "--device=cpu", "--dry_run"),
-        ("lib/run_module.py", "training.cli.scaling", "--help"),
+        ("lib/run_module.py", "training.cli.scaling.__main__", "--help"),
     ],
 )
 def test_a_pipe_that_is_closed(words: tuple[str, ...], tmp_path: Path) -> None:

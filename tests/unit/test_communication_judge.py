@@ -9,39 +9,39 @@ import pytest
 
 from tests.conftest import ROOT
 from training.launcher.communication import analysis, stages
-from training.launcher.communication.analysis import Finding
-from training.launcher.communication.result import HARDWARE, Figures, Result, command, p2p_may_help
-from training.launcher.communication.runner import Outcome
+from training.launcher.communication.analysis import CommunicationFinding
+from training.launcher.communication.result import HARDWARE, AllReduceTimes, CommunicationResult, command, p2p_may_help
+from training.launcher.communication.runner import CommunicationOutcome
 
 LARGE = stages.collective("all_reduce", 8 << 20)
 TORCH = 'File "/env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", line 3000 in all_reduce'
 OWN = 'File "/home/a user/sitecustomize.py", line 7 in stuck'
 
 
-def ended(*statuses: int, records: dict[int, dict[str, Any]] | None = None, at: str = LARGE, **facts: Any) -> Outcome:
+def ended(*statuses: int, records: dict[int, dict[str, Any]] | None = None, at: str = LARGE, **facts: Any) -> CommunicationOutcome:
     """All ranks have ended by themselves, one after the other."""
     order = dict(enumerate(statuses))
     reached = dict.fromkeys(order, at)
     records = {rank: {"wrong": []} if status == 0 else {} for rank, status in order.items()} | (records or {})
     died = {rank: 100.0 + rank for rank in order}
-    return Outcome(len(statuses), 20.0, reached=reached, statuses=order, died_at=died, records=records, **facts)
+    return CommunicationOutcome(len(statuses), 20.0, reached=reached, statuses=order, died_at=died, records=records, **facts)
 
 
-def hung(*reached: str, **facts: Any) -> Outcome:
+def hung(*reached: str, **facts: Any) -> CommunicationOutcome:
     since = {"since_s": dict.fromkeys(range(len(reached)), 15.0)} | facts
-    return Outcome(len(reached), 20.0, reached=dict(enumerate(reached)), timed_out=True, **since)
+    return CommunicationOutcome(len(reached), 20.0, reached=dict(enumerate(reached)), timed_out=True, **since)
 
 
-def find(outcome: Outcome) -> Finding:
-    return analysis.judge(outcome, "cpu")
+def find(outcome: CommunicationOutcome) -> CommunicationFinding:
+    return analysis.analyze(outcome, "cpu")
 
 
 def test_all_is_well() -> None:
-    assert find(ended(0, 0)) == Finding(analysis.OK, "data correct")
+    assert find(ended(0, 0)) == CommunicationFinding(analysis.OK, "data correct")
 
 
 def test_every_stage_of_a_rank_is_known() -> None:
-    assert stages.of("cuda") == [
+    assert stages.stages_for("cuda") == [
         *("start of Python", "import of torch", "meeting", "warm-up", "all_reduce of 1 KiB", "broadcast of 1 KiB"),
         *("all_reduce of 64 MiB", "broadcast of 64 MiB", "measurement", "end of the test", "exit"),
     ]
@@ -95,14 +95,16 @@ def test_who_stands_where_we_call_torch_waits() -> None:
 def test_all_still_importing_is_no_verdict_on_the_communication() -> None:
     found = find(hung("import of torch", "import of torch"))
     assert found.text == "after 20 s all ranks were still in the import of torch: a slow or busy machine or disk, or a hang"
-    assert Result(2, "cpu", "gloo", found).checks()[0].fixes == [f"{command(2, 'cpu')} --limit=60   # when the machine is only slow"]
+    assert CommunicationResult(2, "cpu", "gloo", found).checks()[0].fixes == [
+        f"{command(2, 'cpu')} --limit=60   # when the machine is only slow"
+    ]
 
 
 def test_ranks_that_still_move_do_not_hang() -> None:
     found = find(hung("all_reduce of 1 KiB", LARGE, since_s={0: 1.9, 1: 0.1}))
     text = "not finished after 20 s, but no hang: rank 0 had come to the all_reduce of 1 KiB 1.9 s before; a slow or busy machine"
     assert (found.kind, found.text) == ("not finished", text)
-    (check,) = Result(2, "cuda", "nccl", found).checks()
+    (check,) = CommunicationResult(2, "cuda", "nccl", found).checks()
     assert (check.status, check.fixes) == ("error", [f"{command(2, 'cuda')} --limit=60   # when the machine is only slow"])
     assert not p2p_may_help(found)
     assert find(hung("import of torch", "meeting", since_s={0: 1.0, 1: 0.5})).kind == "hang", "torch is imported for seconds anywhere"
@@ -141,7 +143,10 @@ def test_the_first_failure_is_told_whoever_was_reaped_first() -> None:
 def test_a_killed_rank_could_not_write_when_that_was() -> None:
     found = find(ended(1, -9, records={0: {"error": "RuntimeError: Connection closed by peer", "time": 50.0}}))
     assert (found.guilty, found.text, found.killed) == ([1], "rank 1 was killed by SIGKILL in the all_reduce of 8 MiB", True)
-    assert Result(2, "cpu", "gloo", found).checks()[0].fixes[0] == "sudo dmesg | tail   # 'Killed process': the host memory was full"
+    assert (
+        CommunicationResult(2, "cpu", "gloo", found).checks()[0].fixes[0]
+        == "sudo dmesg | tail   # 'Killed process': the host memory was full"
+    )
 
 
 def test_a_rank_that_leaves_in_silence_has_failed_too() -> None:
@@ -165,7 +170,7 @@ def test_a_signal_without_a_name() -> None:
 
 
 def test_stopped() -> None:
-    found = find(Outcome(2, 20.0, signal=signal.SIGTERM))
+    found = find(CommunicationOutcome(2, 20.0, signal=signal.SIGTERM))
     assert (found.kind, found.text) == ("stopped", "stopped by SIGTERM")
 
 
@@ -193,21 +198,23 @@ def test_ranks_in_words(ranks: list[int], text: str) -> None:
 
 
 def test_a_good_result_is_one_line() -> None:
-    (check,) = Result(2, "cpu", "gloo", Finding(analysis.OK, ""), Figures(8 << 20, 0.2, 1.9, 1.9)).checks()
+    (check,) = CommunicationResult(2, "cpu", "gloo", CommunicationFinding(analysis.OK, ""), AllReduceTimes(8 << 20, 0.2, 1.9, 1.9)).checks()
     text = "all_reduce of 8 MiB over 2 ranks: 1.9 GB/s, 1 KiB in 0.2 ms; data correct"
     assert (check.name, check.status, check.text, check.fixes) == ("communication", "ok", text, [])
-    (check,) = Result(4, "cuda", "nccl", Finding(analysis.OK, ""), Figures(64 << 20, 0.031, 42.4, 63.6)).checks()
+    (check,) = CommunicationResult(
+        4, "cuda", "nccl", CommunicationFinding(analysis.OK, ""), AllReduceTimes(64 << 20, 0.031, 42.4, 63.6)
+    ).checks()
     assert check.text == "all_reduce of 64 MiB over 4 ranks: 42 GB/s (on the bus 64), 1 KiB in 0.031 ms; data correct"
 
 
 def test_one_rank_says_so() -> None:
-    (check,) = Result(1, "cpu", "none", None).checks()
+    (check,) = CommunicationResult(1, "cpu", "none", None).checks()
     assert (check.status, check.text) == ("ok", "one rank: nothing to test")
 
 
 def test_gpus_that_hang_get_advice() -> None:
     found = find(hung(LARGE, LARGE))
-    (check,) = Result(2, "cuda", "nccl", found, variables={"NCCL_P2P_DISABLE": "0"}).checks()
+    (check,) = CommunicationResult(2, "cuda", "nccl", found, variables={"NCCL_P2P_DISABLE": "0"}).checks()
     again = command(2, "cuda")
     assert check.status == "error"
     assert check.fixes == [
@@ -215,16 +222,18 @@ def test_gpus_that_hang_get_advice() -> None:
         f"NCCL_DEBUG=INFO {again}   # its last lines tell what NCCL was about to do",
         *HARDWARE,
     ]
-    (check,) = Result(2, "cuda", "nccl", found, first=found, variables={"NCCL_P2P_DISABLE": "1"}).checks()
+    (check,) = CommunicationResult(2, "cuda", "nccl", found, first=found, variables={"NCCL_P2P_DISABLE": "1"}).checks()
     assert check.text == "after 20 s all ranks hang in the all_reduce of 8 MiB; so it is with NCCL_P2P_DISABLE=1"
     assert "export NCCL_P2P_DISABLE=1" not in check.fixes, "it was tried"
-    (check,) = Result(2, "cuda", "nccl", find(ended(1, 1)), variables={}).checks()
+    (check,) = CommunicationResult(2, "cuda", "nccl", find(ended(1, 1)), variables={}).checks()
     assert "export NCCL_P2P_DISABLE=1" not in check.fixes, "a rank that fails tells why"
 
 
 def test_gpus_that_work_without_peer_to_peer_are_a_warning() -> None:
-    figures = Figures(64 << 20, 0.05, 9.5, 9.5)
-    result = Result(2, "cuda", "nccl", Finding(analysis.OK, ""), figures, first=find(hung(LARGE, LARGE)), note="remembered in /c.json")
+    figures = AllReduceTimes(64 << 20, 0.05, 9.5, 9.5)
+    result = CommunicationResult(
+        2, "cuda", "nccl", CommunicationFinding(analysis.OK, ""), figures, first=find(hung(LARGE, LARGE)), note="remembered in /c.json"
+    )
     (check,) = result.checks()
     assert result.ok and result.only_without_p2p and check.status == "warning"
     assert check.text == (
@@ -235,15 +244,17 @@ def test_gpus_that_work_without_peer_to_peer_are_a_warning() -> None:
 
 def test_the_interface_that_a_user_has_chosen_is_named() -> None:
     found = find(ended(1, 1, at="meeting"))
-    (check,) = Result(2, "cpu", "gloo", found, variables={"GLOO_SOCKET_IFNAME": "eth7"}).checks()
+    (check,) = CommunicationResult(2, "cpu", "gloo", found, variables={"GLOO_SOCKET_IFNAME": "eth7"}).checks()
     assert check.fixes == [
         "unset GLOO_SOCKET_IFNAME   # it is 'eth7'; the ranks of one machine talk over 'lo'",
         "ip addr show lo   # must be UP with 127.0.0.1, and no firewall on it",
         f"TORCH_CPP_LOG_LEVEL=INFO {command(2, 'cpu')}",
     ]
-    assert len(Result(2, "cpu", "gloo", found, variables={"GLOO_SOCKET_IFNAME": "lo"}).checks()[0].fixes) == 2
+    assert len(CommunicationResult(2, "cpu", "gloo", found, variables={"GLOO_SOCKET_IFNAME": "lo"}).checks()[0].fixes) == 2
 
 
 def test_evidence_stands_below_the_text() -> None:
-    (check,) = Result(2, "cpu", "gloo", Finding(analysis.FAILED, "rank 1 failed", [1], "meeting", ["a", "b"])).checks()
+    (check,) = CommunicationResult(
+        2, "cpu", "gloo", CommunicationFinding(analysis.FAILED, "rank 1 failed", [1], "meeting", ["a", "b"])
+    ).checks()
     assert check.text == "rank 1 failed\n    │ a\n    │ b"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from training.config.jsonc import MAX_DEPTH, Keys, Wrong, parse, short, spelled, without_comments
+from training.config.jsonc import MAX_DEPTH, JsoncError, Keys, parse, short, spelled, without_comments
 
 KAIR = sorted((Path(__file__).resolve().parents[1] / "fixtures/kair/options").glob("*/*.json"))
 WORDS = ["a", "x//y", "https://host/p", 'say "no"', "back\\slash", "// all", "é 漢字", "", "{", "],", ":", "tab\there", "true", "\u2028"]
@@ -83,14 +83,14 @@ def test_a_damaged_text_is_refused_where_json_refuses_it(seed: int) -> None:
         try:
             expected = json.loads(without_comments(damaged), parse_constant=lambda _: pytest.fail("not made here"))
         except ValueError:
-            with pytest.raises(Wrong) as caught:
+            with pytest.raises(JsoncError) as caught:
                 parse(damaged)
             assert 1 <= caught.value.line <= damaged.count("\n") + 1
             assert 1 <= caught.value.column <= len(damaged.split("\n")[caught.value.line - 1]) + 1
         else:
             try:
                 assert parse(damaged).value == expected
-            except Wrong as wrong:  # digits that were put in
+            except JsoncError as wrong:  # digits that were put in
                 assert wrong.message == "the number is too large"
 
 
@@ -143,7 +143,7 @@ def test_two_slashes_within_quotes_are_no_comment() -> None:
     ],
 )
 def test_what_is_no_json(text: str, line: int, column: int, message: str) -> None:
-    with pytest.raises(Wrong) as caught:
+    with pytest.raises(JsoncError) as caught:
         parse(text)
     assert (caught.value.line, caught.value.column, caught.value.message) == (line, column, message)
 

@@ -16,17 +16,17 @@ import pytest
 from tests.unit.conftest import ROOT, clean_environment, only
 from training.config import resolve
 from training.config.flags import CommandLine
-from training.config.loader import Loaded
+from training.config.loader import ConfigFile
 from training.config.schema import FIELDS, VIDEO
 from training.core.errors import Problem
 from training.tasks.video_restoration.kair import keys
 from training.tasks.video_restoration.kair.keys import KEYS, leaf
 from training.tasks.video_restoration.kair.loader import api_key, is_option_file, load
-from training.tasks.video_restoration.options import Options
+from training.tasks.video_restoration.options import VideoOptions
 
 KAIR = sorted((ROOT / "tests/fixtures/kair/options").glob("*/*.json"))
 OURS = sorted((ROOT / "options/vrt").glob("*.json"))
-KNOWN = dict(FIELDS) | {f.name: f for f in fields(Options)}
+KNOWN = dict(FIELDS) | {f.name: f for f in fields(VideoOptions)}
 KEY = "0123456789abcdef" * 2 + "01234567"
 
 SMALL: dict[str, Any] = {
@@ -50,7 +50,7 @@ def small(**changes: Any) -> dict[str, Any]:
     return tree
 
 
-def read(tree: Any, ranks: int = 2) -> Loaded:
+def read(tree: Any, ranks: int = 2) -> ConfigFile:
     return load(Path("o.json"), tree if isinstance(tree, str) else json.dumps(tree, indent=1), ranks)
 
 
@@ -64,7 +64,7 @@ def refused(**changes: Any) -> Problem:
     return only(read(small(**changes)).problems)
 
 
-def said(loaded: Loaded) -> str:
+def said(loaded: ConfigFile) -> str:
     """Everything of it that people or files see."""
     lines = [line for problem in loaded.problems for line in problem.lines()]
     return "\n".join([*lines, *loaded.notes, loaded.title, repr(loaded.values)])
@@ -137,7 +137,7 @@ def test_our_own_files_are_whole_configurations(path: Path) -> None:
 
 def test_every_option_of_the_task_can_be_set_and_every_key_sets_a_field() -> None:
     reached = {key.field for key in KEYS.values()}
-    assert {f.name for f in fields(Options)} <= reached
+    assert {f.name for f in fields(VideoOptions)} <= reached
     assert reached - {""} <= set(KNOWN)
 
 

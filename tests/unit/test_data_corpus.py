@@ -13,12 +13,12 @@ import pytest
 from tests.unit.conftest import wrong
 from training.core.errors import Problem
 from training.data import corpus
-from training.data.corpus import Source, find
+from training.data.corpus import CorpusSource, find
 
 Write = Callable[..., str]
 
 
-def found(data: str) -> Source:
+def found(data: str) -> CorpusSource:
     source, problem = find(data, "from --data on the command line")
     assert problem is None
     assert source

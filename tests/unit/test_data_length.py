@@ -13,15 +13,15 @@ from tests.unit.conftest import ENHANCED, Shell, with_flag
 from training.config.batch import Batch, split
 from training.config.schema import Config
 from training.core.errors import Exit, UserError
-from training.data.duration import Length, of_text, plan_length
-from training.data.prepare import Prepared
+from training.data.duration import TrainingLength, of_text, plan_length
+from training.data.prepare import PreparedCorpus
 
 
-def data(tokens: int) -> Prepared:
-    return Prepared("/nowhere", "book", 1, tokens, 0)
+def data(tokens: int) -> PreparedCorpus:
+    return PreparedCorpus("/nowhere", "book", 1, tokens, 0)
 
 
-def length(tokens: int, batch: Batch, **config: Any) -> Length:
+def length(tokens: int, batch: Batch, **config: Any) -> TrainingLength:
     return of_text(Config(**config), batch, data(tokens))
 
 
@@ -47,7 +47,7 @@ def test_steps_per_epoch_count_whole_steps_of_all_ranks() -> None:
     ],
 )
 def test_whichever_comes_first(config: dict[str, int], total: int) -> None:
-    assert length(24_001, BATCH, **config) == Length(total, 100, -(-total // 100))
+    assert length(24_001, BATCH, **config) == TrainingLength(total, 100, -(-total // 100))
 
 
 @pytest.mark.parametrize(("total", "epochs"), [(1, 1), (100, 1), (101, 2), (300, 3)])
@@ -89,7 +89,7 @@ def test_a_resume_with_another_batch_or_text_trains_the_rest(world: int, accumul
 def test_samples_of_any_kind() -> None:
     pictures = Batch(device_sequences=4, seq_len=1, world_size=2, accumulation=3)  # 24 samples a step
     assert plan_length(Config(), pictures, 23) is None
-    assert plan_length(Config(num_epochs=2), pictures, 50) == Length(4, 2, 2)
+    assert plan_length(Config(num_epochs=2), pictures, 50) == TrainingLength(4, 2, 2)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 10, 240])

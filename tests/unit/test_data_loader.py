@@ -19,8 +19,8 @@ from tests.unit.conftest import python
 from training.config.batch import Batch
 from training.core.errors import Exit, UserError
 from training.data.loader import Batches
-from training.data.permutation import Order, digest
-from training.data.prepare import Prepared
+from training.data.permutation import EpochPermutation, digest
+from training.data.prepare import PreparedCorpus
 from training.data.token_dataset import TokenDataset, arrive, dataset, pair
 
 SEQ = 8
@@ -104,7 +104,7 @@ def test_tokens_are_not_signed(tmp_path: Path) -> None:
 
 def test_the_dataset_of_a_prepared_corpus(tmp_path: Path) -> None:
     shards(tmp_path, 103, 50, "<u4")
-    made = Prepared(str(tmp_path), "x", 1, 103, 0, token_bytes=4, shard_tokens=50)
+    made = PreparedCorpus(str(tmp_path), "x", 1, 103, 0, token_bytes=4, shard_tokens=50)
     assert dataset(made, "train", SEQ).batch([11])[1].tolist() == [list(range(89, 97))]
     assert len(dataset(made, "val", SEQ)) == 0
 
@@ -118,7 +118,7 @@ def test_a_shard_of_another_size_is_named(damage: str, tmp_path: Path) -> None:
         with paths[1].open("r+b") as file:
             file.truncate(98 if damage == "cut" else 102)
     with pytest.raises(UserError) as caught:
-        dataset(Prepared(str(tmp_path), "x", 1, 103, 0, shard_tokens=50), "train", SEQ)
+        dataset(PreparedCorpus(str(tmp_path), "x", 1, 103, 0, shard_tokens=50), "train", SEQ)
     (problem,) = caught.value.problems
     assert caught.value.code == Exit.RESOURCES
     assert str(paths[1]) in problem.what
@@ -138,7 +138,7 @@ def test_a_step_has_the_same_samples_for_every_number_of_ranks(tmp_path: Path) -
     data = TokenDataset(shards(tmp_path, 24 * 5 * SEQ + 40), SEQ)
     ways = [(1, 24, 1), (1, 4, 6), (2, 12, 1), (2, 3, 4), (3, 8, 1), (4, 2, 3), (8, 3, 1), (24, 1, 1)]
     for epoch in range(2):
-        expected = Order(len(data), 3, epoch).indices(0, 120).reshape(5, 24)
+        expected = EpochPermutation(len(data), 3, epoch).indices(0, 120).reshape(5, 24)
         for world, size, micro in ways:
             parts = [firsts(batches(data, rank=rank, world=world, size=size, micro=micro), epoch) for rank in range(world)]
             assert {len(part) for part in parts} == {5 * micro}, "the same number for all: nobody waits for ever"
@@ -160,7 +160,9 @@ def test_indices_say_what_a_step_will_take(workers: int, tmp_path: Path) -> None
     for used in (0, 24, 48):
         shares = [digest(part.indices(1, used)) for part in parts]
         assert (
-            sum(shares) % (1 << 64) == digest(Order(72, 3, 1).indices(used, used + 24)) == digest(Order(72, 3, 1).indices(used, used + 24))
+            sum(shares) % (1 << 64)
+            == digest(EpochPermutation(72, 3, 1).indices(used, used + 24))
+            == digest(EpochPermutation(72, 3, 1).indices(used, used + 24))
         )
 
 
@@ -172,7 +174,7 @@ def test_a_resumed_epoch_goes_on_exactly_where_it_stopped(workers: int, data: To
 
 
 def test_after_a_resume_with_another_total_batch_nothing_is_taken_twice(data: TokenDataset) -> None:
-    order = Order(12, 3, 0).indices(0, 12).tolist()
+    order = EpochPermutation(12, 3, 0).indices(0, 12).tolist()
     assert [i for one in firsts(batches(data, size=3), 0, 4) for i in one] == order[4:10]
     assert firsts(batches(data, size=3), 0, 10) == firsts(batches(data), 0, 12) == firsts(batches(data), 0, 500) == []
 
@@ -208,7 +210,7 @@ def test_many_blocks_of_one_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     whole = firsts(batches(data, size=4, micro=2))
     monkeypatch.setattr("training.data.loader.BLOCK", 24)
     assert firsts(batches(data, size=4, micro=2)) == whole
-    assert [i for one in whole for i in one] == Order(1000, 3, 0).indices(0, 1000).tolist()
+    assert [i for one in whole for i in one] == EpochPermutation(1000, 3, 0).indices(0, 1000).tolist()
 
 
 def test_nothing_global_is_touched(data: TokenDataset) -> None:

@@ -9,11 +9,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from training.data.permutation import Order, digest
+from training.data.permutation import EpochPermutation, digest
 
 
 def whole(count: int, seed: int = 1, epoch: int = 0) -> list[int]:
-    return Order(count, seed, epoch).indices(0, count).tolist()
+    return EpochPermutation(count, seed, epoch).indices(0, count).tolist()
 
 
 @pytest.mark.parametrize("count", [*range(1, 70), 127, 128, 129, 1000, 4096, 65_537])
@@ -28,7 +28,7 @@ def test_nothing_of_nothing() -> None:
 
 @pytest.mark.parametrize("count", [(1 << 33) + 12_345, 1 << 34, (1 << 40) - 1])
 def test_more_sequences_than_fit_32_bits(count: int) -> None:
-    found = Order(count, 7, 3).indices(count - 50_000, count)
+    found = EpochPermutation(count, 7, 3).indices(count - 50_000, count)
     assert found.dtype == np.int64
     assert len(set(found.tolist())) == 50_000
     assert found.min() >= 0 and found.max() < count
@@ -36,7 +36,7 @@ def test_more_sequences_than_fit_32_bits(count: int) -> None:
 
 
 def test_any_part_is_a_part_of_the_whole() -> None:
-    order = Order(1000, 5, 2)
+    order = EpochPermutation(1000, 5, 2)
     everything = order.indices(0, 1000)
     assert order.indices(17, 423).tolist() == everything[17:423].tolist()
     assert order.indices(990, 2000).tolist() == everything[990:].tolist()
@@ -90,7 +90,7 @@ def test_each_batch_is_drawn_from_everywhere() -> None:
 
 def test_fifty_millions_start_at_once() -> None:
     started = time.process_time()
-    Order(50_000_000, 1, 0).indices(25_000_000, 25_004_096)
+    EpochPermutation(50_000_000, 1, 0).indices(25_000_000, 25_004_096)
     assert time.process_time() - started < 0.1  # a permutation takes seconds
 
 

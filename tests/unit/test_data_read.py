@@ -44,7 +44,7 @@ def put(write: Write, home: Path, name: str, texts: list[str], field: str = "tex
     return name
 
 
-def pieces(data: str, field: str = "text") -> list[readers.Piece]:
+def pieces(data: str, field: str = "text") -> list[readers.DocumentPart]:
     source, problem = find(data)
     assert source, problem
     return list(readers.documents(source, field))

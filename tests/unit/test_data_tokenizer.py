@@ -19,7 +19,7 @@ from training.core.rundir import RunDir
 from training.data import bpe, tokenizer, tokenizer_base
 from training.data.corpus import find
 from training.data.prepare import MERGING, ensure
-from training.data.readers import Piece
+from training.data.readers import DocumentPart
 from training.data.tokenizer_base import Bytes, Tokenizer
 from training.tasks.gpt import planning
 
@@ -65,7 +65,7 @@ def test_text_comes_back_and_every_byte_counts_once(words: Tokenizer) -> None:
 
 
 def test_pieces_have_one_separator_for_each_document(words: Tokenizer) -> None:
-    pieces = [Piece(b"one\n"), Piece(b"two\n", first=False), Piece(b""), Piece("drei é".encode())]
+    pieces = [DocumentPart(b"one\n"), DocumentPart(b"two\n", first=False), DocumentPart(b""), DocumentPart("drei é".encode())]
     found = list(words.encode_pieces(pieces))
     assert [int((ids == words.bos).sum()) for ids in found] == [1, 0, 1, 1]
     assert words.decode(np.concatenate(found).tolist()) == "one\ntwo\ndrei é"
@@ -98,7 +98,7 @@ def test_a_prepared_folder_is_enough(chosen: str, write: Write, tmp_path: Path, 
     data = ensure(source, "text", tmp_path / "cache", chosen=chosen, vocab_size=350)
     for file in home.iterdir():
         file.unlink()
-    words = tokenizer.of(data)
+    words = tokenizer.for_corpus(data)
     tokens = np.concatenate([np.fromfile(p, f"<u{data.token_bytes}") for p in (*data.train, *data.val)])
     assert words.decode(tokens.tolist()) == "\n".join(TEXTS) * 20
     assert (words.padded_vocab, words.bos, words.name) == (data.vocab, data.bos, data.tokenizer)

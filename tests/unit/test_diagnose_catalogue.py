@@ -13,7 +13,7 @@ import re2
 
 from training.diagnose import patterns, scan, signatures
 from training.diagnose.advice import advice, filled
-from training.diagnose.signatures import EVIDENCE, NONE, ROLES, UNKNOWN, Signature, Text
+from training.diagnose.signatures import EVIDENCE, NONE, ROLES, UNKNOWN, LocalizedText, Signature
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
 # As the issue trackers and scripts of people know them; an id that is gone breaks them.
@@ -28,7 +28,7 @@ ALL = signatures.signatures()
 ALIKE = 0.6  # of the words of the shorter sentence
 
 
-def names(text: Text) -> set[str]:
+def names(text: LocalizedText) -> set[str]:
     return {name for one in (*text.en, *text.zh) for _, name, _, _ in string.Formatter().parse(one) if name}
 
 

@@ -21,11 +21,11 @@ from training.core.errors import UserError
 from training.tasks import optim
 from training.tasks.gpt import optim as gpt_optim
 from training.tasks.gpt.model import GPT
-from training.tasks.gpt.model_dims import Shape
+from training.tasks.gpt.model_dims import ModelDims
 from training.trainer import checkpoint
-from training.trainer.checkpoint import Position
+from training.trainer.checkpoint import TrainProgress
 
-SHAPE = Shape(1, 64, 8)
+SHAPE = ModelDims(1, 64, 8)
 FACTS = {"shape": asdict(SHAPE), "optimizer": "muon", "world_size": 2, "run": "x", "data": {}, "tokenizer": "bytes"}
 Parts = tuple[GPT, optim.Optimizers]
 
@@ -42,7 +42,7 @@ def parts() -> Parts:
 
 def save(folder: Path, step: int, parts: Parts, keep: int = 3) -> Path:
     state = {"model": parts[0].state_dict(), "optimizer": parts[1].state_dict()}
-    path = checkpoint.save(folder, Position(step, 1, step, 8 * step), state, FACTS)
+    path = checkpoint.save(folder, TrainProgress(step, 1, step, 8 * step), state, FACTS)
     assert checkpoint.prune(path, keep) == ""
     return path
 
@@ -50,7 +50,7 @@ def save(folder: Path, step: int, parts: Parts, keep: int = 3) -> Path:
 def test_round_trip_is_exact(tmp_path: Path, parts: Parts) -> None:
     save(tmp_path, 7, parts)
     loaded = checkpoint.latest(tmp_path)
-    assert loaded and loaded.position == Position(7, 1, 7, 56) and not loaded.skipped
+    assert loaded and loaded.position == TrainProgress(7, 1, 7, 56) and not loaded.skipped
     for name, value in parts[0].state_dict().items():
         assert torch.equal(loaded.state["model"][name], value)
     for saved, part in zip(loaded.state["optimizer"], parts[1].state_dict(), strict=True):
@@ -103,7 +103,7 @@ def test_all_damaged_is_an_error_and_no_fresh_start(tmp_path: Path, parts: Parts
 @pytest.mark.parametrize("keep", range(1, 8))
 def test_old_ones_are_pruned_after_the_new_one_is_there(tmp_path: Path, keep: int) -> None:
     for step in range(1, 9):
-        checkpoint.prune(checkpoint.save(tmp_path, Position(step), {}, FACTS), keep)
+        checkpoint.prune(checkpoint.save(tmp_path, TrainProgress(step), {}, FACTS), keep)
         kept = range(max(1, step - keep + 1), step + 1)
         assert sorted(p.name for p in tmp_path.iterdir()) == [f"step_{n:08d}" for n in kept]
 
@@ -126,7 +126,7 @@ def test_a_large_state_reaches_the_disk_little_by_little(tmp_path: Path, parts: 
     monkeypatch.setattr(checkpoint, "SYNCED", 4096)
     monkeypatch.setattr(os, "fdatasync", lambda file: (told.append("on the disk"), sync(file)))
     state = {"weights": torch.arange(10_000, dtype=torch.float32)}
-    path = checkpoint.save(tmp_path, Position(1), state, FACTS, lambda: told.append("moved"))
+    path = checkpoint.save(tmp_path, TrainProgress(1), state, FACTS, lambda: told.append("moved"))
     assert told.count("on the disk") >= 9, "of 40 kB"
     assert all(told[i + 1] == "moved" for i, what in enumerate(told) if what == "on the disk")
     loaded = checkpoint.latest(tmp_path)
@@ -137,7 +137,7 @@ def test_what_can_not_be_removed_is_said_and_the_others_are(tmp_path: Path, part
     elsewhere = save(tmp_path, 1, parts).rename(tmp_path / "elsewhere")
     (tmp_path / "step_00000001").symlink_to(elsewhere)  # which rmtree refuses
     save(tmp_path, 2, parts, keep=9)
-    said = checkpoint.prune(checkpoint.save(tmp_path, Position(3), {}, FACTS), 1)
+    said = checkpoint.prune(checkpoint.save(tmp_path, TrainProgress(3), {}, FACTS), 1)
     assert said == f"old checkpoints can not be removed: {tmp_path / 'step_00000001'}: a symbolic link"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["elsewhere", "step_00000001", "step_00000003"]
 
@@ -158,7 +158,7 @@ def test_a_file_that_can_not_grow_is_the_disk_s_error_and_no_other(tmp_path: Pat
 
 def test_an_error_of_torch_itself_is_not_the_disk_s(tmp_path: Path) -> None:
     with pytest.raises((RuntimeError, AttributeError, TypeError)):
-        checkpoint.save(tmp_path, Position(1), {"w": threading.Lock()}, FACTS)
+        checkpoint.save(tmp_path, TrainProgress(1), {"w": threading.Lock()}, FACTS)
     assert not list(tmp_path.iterdir())
 
 
@@ -171,7 +171,7 @@ def test_the_files_names_are_on_the_disk_before_the_folder_has_its_own(tmp_path:
         real(handle)
 
     monkeypatch.setattr(checkpoint.os, "fsync", noted)
-    path = checkpoint.save(tmp_path, Position(1), {}, FACTS)
+    path = checkpoint.save(tmp_path, TrainProgress(1), {}, FACTS)
     assert (path.stat().st_ino, False) in synced and synced[-1] == (tmp_path.stat().st_ino, True)
 
 
@@ -207,7 +207,7 @@ def test_killed_while_it_removes_one_it_leaves_none_that_is_half(tmp_path: Path,
 
         os.unlink = last
         try:
-            checkpoint.prune(paths[-1], 1) if act == "prune" else checkpoint.save(tmp_path, Position(3), {}, FACTS)
+            checkpoint.prune(paths[-1], 1) if act == "prune" else checkpoint.save(tmp_path, TrainProgress(3), {}, FACTS)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL

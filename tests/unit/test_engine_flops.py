@@ -12,13 +12,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from training.inspector.distributed import World
 from training.tasks.gpt.model import GPT
-from training.tasks.gpt.model_dims import Shape, flops_per_token
+from training.tasks.gpt.model_dims import ModelDims, flops_per_token
 from training.trainer import flops
 from training.trainer.progress import _speed_at_peak
 
 
-@pytest.mark.parametrize("shape", [Shape(2, 256, 64), Shape(4, 500, 96)])
-def test_the_formula_is_what_torch_counts(shape: Shape) -> None:
+@pytest.mark.parametrize("shape", [ModelDims(2, 256, 64), ModelDims(4, 500, 96)])
+def test_the_formula_is_what_torch_counts(shape: ModelDims) -> None:
     """Multiplications of matrices in a forward and a backward pass, attention not split into tiles."""
     model, sequences = GPT(shape), 3
     tokens = torch.randint(shape.vocab, (sequences, shape.max_seq_len))
@@ -29,7 +29,7 @@ def test_the_formula_is_what_torch_counts(shape: Shape) -> None:
 
 
 def test_the_embedding_is_looked_up_and_not_multiplied() -> None:
-    small, large = Shape(2, 256, 64), Shape(2, 512, 64)
+    small, large = ModelDims(2, 256, 64), ModelDims(2, 512, 64)
     assert flops_per_token(large) - flops_per_token(small) == 6 * 256 * small.width, "the head alone"
 
 
@@ -69,7 +69,7 @@ def test_of_others_nothing_is_claimed(name: str) -> None:
 
 
 def test_all_ranks_gpus_together_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = Shape(12, 8192, 1536)
+    shape = ModelDims(12, 8192, 1536)
 
     def session(device: str) -> Any:
         task, raw = SimpleNamespace(flops=lambda model: flops_per_token(model.shape)), SimpleNamespace(shape=shape)

@@ -14,19 +14,19 @@ from training.core.errors import Exit
 from training.inspector import checksum
 from training.inspector.distributed import World
 from training.tasks.gpt.model import GPT
-from training.tasks.gpt.model_dims import Shape
+from training.tasks.gpt.model_dims import ModelDims
 from training.tasks.gpt.task import LanguageModel
 from training.trainer import sanity_checks
-from training.trainer.checkpoint import Position
-from training.trainer.step_stats import NO_CHECKSUM, NO_MEMORY, Memory, Share, StepExchange, StepReport, StopRequest, Work
+from training.trainer.checkpoint import TrainProgress
+from training.trainer.step_stats import NO_CHECKSUM, NO_MEMORY, LocalStep, MemoryUse, RankStep, StepAllReduce, StepReport, StopRequest
 
 WORLD = World(0, 0, 1, torch.device("cpu"), "none", "-")
-BEGUN = Position(6, 1, 48)
+BEGUN = TrainProgress(6, 1, 48)
 
 
 def gpt() -> GPT:
     torch.manual_seed(0)
-    return GPT(Shape(1, 64, 8))
+    return GPT(ModelDims(1, 64, 8))
 
 
 def session(**more: object) -> Any:
@@ -35,32 +35,32 @@ def session(**more: object) -> Any:
     return SimpleNamespace(raw=gpt(), world=WORLD, batches=batches, config=config, task=LanguageModel)
 
 
-def look(*shares: Share, norm: float = 1.0, stop: int = 0) -> None:
-    sanity_checks.look(session(), StepReport(list(shares), stop), BEGUN, norm)
+def look(*shares: RankStep, norm: float = 1.0, stop: int = 0) -> None:
+    sanity_checks.check_step(session(), StepReport(list(shares), stop), BEGUN, norm)
 
 
-GOOD = Share(7, 4, 2.5, NO_CHECKSUM)
+GOOD = RankStep(7, 4, 2.5, NO_CHECKSUM)
 
 
 def test_a_good_step_passes() -> None:
     look(GOOD, GOOD)
-    look(Share(7, 4, 2.5, 5.0), Share(7, 4, 2.4, 5.0))
+    look(RankStep(7, 4, 2.5, 5.0), RankStep(7, 4, 2.4, 5.0))
 
 
 @pytest.mark.parametrize(
     ("bad", "kind", "said"),
     [
         (
-            Share(7, 4, float("nan"), NO_CHECKSUM),
+            RankStep(7, 4, float("nan"), NO_CHECKSUM),
             sanity_checks.NotFinite,
             "loss is nan on rank 1 at step 7 (epoch 2, sequences 58, 59, 60, 61)",
         ),
-        (Share(7, 4, float("inf"), NO_CHECKSUM), sanity_checks.NotFinite, "loss is inf on rank 1 at step 7"),
-        (Share(7, 0, float("nan"), NO_CHECKSUM), sanity_checks.EmptyBatch, "rank 1 had an empty batch at step 7"),
-        (Share(8, 4, 2.5, NO_CHECKSUM), sanity_checks.InspectionError, "rank 1 is at step 8, this rank at 7"),
+        (RankStep(7, 4, float("inf"), NO_CHECKSUM), sanity_checks.NotFinite, "loss is inf on rank 1 at step 7"),
+        (RankStep(7, 0, float("nan"), NO_CHECKSUM), sanity_checks.EmptyBatch, "rank 1 had an empty batch at step 7"),
+        (RankStep(8, 4, 2.5, NO_CHECKSUM), sanity_checks.SanityCheckError, "rank 1 is at step 8, this rank at 7"),
     ],
 )
-def test_a_bad_share_is_named(bad: Share, kind: type[Exception], said: str) -> None:
+def test_a_bad_share_is_named(bad: RankStep, kind: type[Exception], said: str) -> None:
     with pytest.raises(kind) as caught:
         look(GOOD, bad)
     assert said in str(caught.value) and caught.value.rank == 1  # type: ignore[attr-defined]
@@ -74,13 +74,13 @@ def test_a_gradient_that_is_not_finite_is_nobodys_loss() -> None:
 
 def test_the_rank_against_the_majority_is_named() -> None:
     with pytest.raises(sanity_checks.ParametersDiffer, match="parameters differ at step 7: rank 2;") as caught:
-        look(*(Share(7, 4, 2.5, c) for c in (5.0, 5.0, 6.0)))
+        look(*(RankStep(7, 4, 2.5, c) for c in (5.0, 5.0, 6.0)))
     assert caught.value.rank == 2
 
 
 def test_among_two_ranks_nobody_is_blamed() -> None:
     with pytest.raises(sanity_checks.ParametersDiffer, match="ranks 0, 1 among each other") as caught:
-        look(Share(7, 4, 2.5, 5.0), Share(7, 4, 2.5, 6.0))
+        look(RankStep(7, 4, 2.5, 5.0), RankStep(7, 4, 2.5, 6.0))
     assert caught.value.rank is None
 
 
@@ -131,14 +131,14 @@ def test_checksum_sees_where_a_value_is(change: str, monkeypatch: pytest.MonkeyP
 
 
 def test_exchange_of_a_single_rank() -> None:
-    exchange = StepExchange(WORLD)
-    exchange.start(3, Work(torch.tensor(1.5), 8, 2.25), None, 0)
+    exchange = StepAllReduce(WORLD)
+    exchange.start(3, LocalStep(torch.tensor(1.5), 8, 2.25), None, 0)
     report = exchange.finish()
     (share,) = report.shares
-    assert report == StepReport([Share(3, 8, 1.5, NO_CHECKSUM, 2.25, share.memory)], 0) and report.loss == 1.5
+    assert report == StepReport([RankStep(3, 8, 1.5, NO_CHECKSUM, 2.25, share.memory)], 0) and report.loss == 1.5
     assert share.memory is not None
     assert share.memory == pytest.approx(psutil.Process().memory_info().rss, rel=0.2), "the resident set"
-    exchange.start(4, Work(torch.tensor(float("nan")), 8, 0.0), torch.tensor(float(1 << 47), dtype=torch.float64), Exit.PREEMPTED)
+    exchange.start(4, LocalStep(torch.tensor(float("nan")), 8, 0.0), torch.tensor(float(1 << 47), dtype=torch.float64), Exit.PREEMPTED)
     report = exchange.finish()
     assert report.stop == Exit.PREEMPTED and report.shares[0].checksum == 1 << 47 and report.shares[0].step == 4
 
@@ -147,21 +147,21 @@ def test_the_peak_of_a_gpu_is_asked_for_at_few_steps(monkeypatch: pytest.MonkeyP
     """Asking takes some ten microseconds; the first answer knows nothing of the optimizer yet."""
     asked: list[int] = []
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: asked.append(len(asked)) or 100 + len(asked))
-    memory = Memory(torch.device("cuda", 0))
+    memory = MemoryUse(torch.device("cuda", 0))
     assert [memory.now() for _ in range(12)] == [101, *[102] * 9, 103, 103]
 
 
 def test_memory_that_nobody_tells_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(FileNotFoundError("/proc")))
-    exchange = StepExchange(WORLD)
+    exchange = StepAllReduce(WORLD)
     assert exchange._memory.now() == NO_MEMORY
-    exchange.start(1, Work(torch.tensor(1.0), 1, 0.0), None, 0)
+    exchange.start(1, LocalStep(torch.tensor(1.0), 1, 0.0), None, 0)
     assert exchange.finish().shares[0].memory is None
 
 
 def test_interruption_wins_over_preemption() -> None:
-    exchange = StepExchange(WORLD)
-    exchange.start(1, Work(torch.tensor(1.0), 1, 0.0), None, Exit.INTERRUPTED)
+    exchange = StepAllReduce(WORLD)
+    exchange.start(1, LocalStep(torch.tensor(1.0), 1, 0.0), None, Exit.INTERRUPTED)
     exchange._values[-2] = 1.0  # what another rank added
     assert exchange.finish().stop == Exit.INTERRUPTED
     assert StopRequest().code == Exit.DONE

@@ -11,7 +11,7 @@ from training.config.schema import Config
 from training.core.rundir import RunDir, append_json, read_records
 from training.host import wandb_login
 from training.trainer import metrics_writer, tracking
-from training.trainer.metrics_writer import Recorder
+from training.trainer.metrics_writer import MetricsWriter
 from training.trainer.tracking import End
 
 
@@ -43,9 +43,9 @@ def run(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path)
 
 
-def recorder(run: RunDir, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+def recorder(run: RunDir, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> MetricsWriter:
     monkeypatch.setattr(tracking, "TensorBoard", lambda run, first: sink)
-    return Recorder(run, Config(use_dummy_wandb=True))
+    return MetricsWriter(run, Config(use_dummy_wandb=True))
 
 
 def test_metrics_are_on_the_disk_at_once_and_the_tracker_gets_all(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_a_short_run_waits_for_a_tracker_that_is_still_starting(
         return sink
 
     monkeypatch.setattr(tracking, "TensorBoard", slowly)
-    writer = Recorder(run, Config(use_dummy_wandb=True))
+    writer = MetricsWriter(run, Config(use_dummy_wandb=True))
     writer.write({"step": 1})
     writer.close({"steps": 1}, 0)
     assert sink.end == End(0, {"steps": 1}) and "left behind" not in capsys.readouterr().err

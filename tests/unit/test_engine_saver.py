@@ -9,10 +9,10 @@ import torch
 
 from tests.conftest import wait_until
 from training.core import heartbeat
-from training.core.errors import Exit, Stopped
+from training.core.errors import Exit, RunStopped
 from training.trainer import checkpoint
-from training.trainer.async_checkpoint import Saver
-from training.trainer.checkpoint import Position
+from training.trainer.async_checkpoint import AsyncCheckpointer
+from training.trainer.checkpoint import TrainProgress
 
 FACTS = {"shape": {"depth": 1}, "optimizer": "muon", "world_size": 1, "data": {}, "tokenizer": "bytes"}
 
@@ -29,8 +29,8 @@ def log() -> Log:
 
 
 @pytest.fixture
-def saver(tmp_path: Path, log: Log) -> Saver:
-    return Saver(tmp_path, 2, lambda step, path: log.saved.append(step), log.missed.append)
+def saver(tmp_path: Path, log: Log) -> AsyncCheckpointer:
+    return AsyncCheckpointer(tmp_path, 2, lambda step, path: log.saved.append(step), log.missed.append)
 
 
 @pytest.fixture
@@ -46,26 +46,26 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return opened
 
 
-def test_later_changes_do_not_reach_a_save_that_is_under_way(tmp_path: Path, saver: Saver, gate: threading.Event) -> None:
+def test_later_changes_do_not_reach_a_save_that_is_under_way(tmp_path: Path, saver: AsyncCheckpointer, gate: threading.Event) -> None:
     state = {
         "model": {"w": torch.zeros(1000)},
         "optimizer": [{"state": {0: {"m": torch.ones(3)}}, "param_groups": [{"betas": (0.9, 0.95)}]}],
     }
     with saver:
-        saver.save(Position(1, 0, 8), state, FACTS, required=False)
+        saver.save(TrainProgress(1, 0, 8), state, FACTS, required=False)
         state["model"]["w"].fill_(7.0)
         gate.set()
     loaded = checkpoint.latest(tmp_path)
-    assert loaded and loaded.position == Position(1, 0, 8)
+    assert loaded and loaded.position == TrainProgress(1, 0, 8)
     assert torch.equal(loaded.state["model"]["w"], torch.zeros(1000))
     assert loaded.state["optimizer"][0]["param_groups"][0]["betas"] == (0.9, 0.95)
 
 
-def test_the_step_path_does_not_wait_for_the_disk_but_a_second_save_does(saver: Saver, log: Log, gate: threading.Event) -> None:
+def test_the_step_path_does_not_wait_for_the_disk_but_a_second_save_does(saver: AsyncCheckpointer, log: Log, gate: threading.Event) -> None:
     with saver:
-        saver.save(Position(1), {"w": torch.zeros(3)}, FACTS, required=False)  # returns, though nothing is written
+        saver.save(TrainProgress(1), {"w": torch.zeros(3)}, FACTS, required=False)  # returns, though nothing is written
         assert log.saved == []
-        second = threading.Thread(target=saver.save, args=(Position(2), {"w": torch.ones(3)}, FACTS), kwargs={"required": False})
+        second = threading.Thread(target=saver.save, args=(TrainProgress(2), {"w": torch.ones(3)}, FACTS), kwargs={"required": False})
         second.start()
         second.join(0.2)
         assert second.is_alive(), "at most one copy lives"
@@ -75,13 +75,15 @@ def test_the_step_path_does_not_wait_for_the_disk_but_a_second_save_does(saver: 
     assert log.saved == [1, 2]
 
 
-def test_required_means_on_the_disk(tmp_path: Path, saver: Saver) -> None:
+def test_required_means_on_the_disk(tmp_path: Path, saver: AsyncCheckpointer) -> None:
     with saver:
-        saver.save(Position(4), {"w": torch.zeros(3)}, FACTS, required=True)
+        saver.save(TrainProgress(4), {"w": torch.zeros(3)}, FACTS, required=True)
         assert (tmp_path / "step_00000004/manifest.json").exists()
 
 
-def test_full_disk_is_told_and_the_next_save_succeeds(tmp_path: Path, saver: Saver, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_told_and_the_next_save_succeeds(
+    tmp_path: Path, saver: AsyncCheckpointer, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = checkpoint.save
 
     def full(*args: object) -> None:
@@ -89,31 +91,31 @@ def test_full_disk_is_told_and_the_next_save_succeeds(tmp_path: Path, saver: Sav
 
     with saver:
         monkeypatch.setattr(checkpoint, "save", full)
-        saver.save(Position(1), {"w": torch.zeros(3)}, FACTS, required=False)
+        saver.save(TrainProgress(1), {"w": torch.zeros(3)}, FACTS, required=False)
         wait_until(lambda: log.missed, 30)
         assert "step 1 was not saved" in log.missed[0] and "No space" in log.missed[0]
         monkeypatch.setattr(checkpoint, "save", real)
-        saver.save(Position(3), {"w": torch.zeros(3)}, FACTS, required=False)
+        saver.save(TrainProgress(3), {"w": torch.zeros(3)}, FACTS, required=False)
         assert log.saved == [3], "the save after a failed one is waited for"
         monkeypatch.setattr(checkpoint, "save", full)
         with pytest.raises(OSError, match="No space"):
-            saver.save(Position(4), {"w": torch.zeros(3)}, FACTS, required=True)
+            saver.save(TrainProgress(4), {"w": torch.zeros(3)}, FACTS, required=True)
 
 
 @pytest.mark.parametrize("required", [False, True])
 def test_the_second_failure_in_a_row_stops_the_run(
-    required: bool, tmp_path: Path, saver: Saver, log: Log, monkeypatch: pytest.MonkeyPatch
+    required: bool, tmp_path: Path, saver: AsyncCheckpointer, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
     saver.resume = "./launch_train.sh 2 --resume=x"
     state = {"model": {"w": torch.zeros(1_000_000)}, "optimizer": [torch.zeros(250_000)]}
-    with pytest.raises(Stopped) as caught, saver:
-        saver.save(Position(2), state, FACTS | dict.fromkeys(("epoch", "used"), 0), required=True)
+    with pytest.raises(RunStopped) as caught, saver:
+        saver.save(TrainProgress(2), state, FACTS | dict.fromkeys(("epoch", "used"), 0), required=True)
         monkeypatch.setattr(checkpoint, "save", full)
-        saver.save(Position(4), state, FACTS, required=False)
-        saver.save(Position(6), state, FACTS, required=required)
+        saver.save(TrainProgress(4), state, FACTS, required=False)
+        saver.save(TrainProgress(6), state, FACTS, required=required)
     (warning,) = log.missed
     assert f"{tmp_path} needs 5.0 MB for it and has " in warning and f"df -h {tmp_path}" in warning
     (problem,) = caught.value.problems
@@ -125,67 +127,67 @@ def test_the_second_failure_in_a_row_stops_the_run(
     assert loaded and loaded.position.step == 2
 
 
-def test_any_other_error_ends_the_training(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_other_error_ends_the_training(saver: AsyncCheckpointer, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object) -> None:
         raise ValueError("a mistake in the code")
 
     monkeypatch.setattr(checkpoint, "save", broken)
     with pytest.raises(ValueError, match="a mistake"), saver:
-        saver.save(Position(1), {"w": torch.zeros(3)}, FACTS, required=False)
+        saver.save(TrainProgress(1), {"w": torch.zeros(3)}, FACTS, required=False)
 
 
-def test_a_failing_training_still_finishes_the_save_under_way(tmp_path: Path, saver: Saver) -> None:
+def test_a_failing_training_still_finishes_the_save_under_way(tmp_path: Path, saver: AsyncCheckpointer) -> None:
     with pytest.raises(RuntimeError, match="training"), saver:
-        saver.save(Position(1), {"w": torch.zeros(1 << 20)}, FACTS, required=False)
+        saver.save(TrainProgress(1), {"w": torch.zeros(1 << 20)}, FACTS, required=False)
         raise RuntimeError("training failed")
     assert (tmp_path / "step_00000001").is_dir()
 
 
-def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path, saver: Saver) -> None:
+def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path, saver: AsyncCheckpointer) -> None:
     (tmp_path / f"{checkpoint.TEMPORARY}abc").mkdir()
     with saver:
         assert not list(tmp_path.iterdir())
 
 
-def test_memory_of_the_copy_is_used_again(saver: Saver) -> None:
+def test_memory_of_the_copy_is_used_again(saver: AsyncCheckpointer) -> None:
     state = {"w": torch.zeros(1000)}
     with saver:
-        saver.save(Position(1), state, FACTS, required=True)
+        saver.save(TrainProgress(1), state, FACTS, required=True)
         first = saver._copy["w"].data_ptr()
-        saver.save(Position(2), state, FACTS, required=True)
+        saver.save(TrainProgress(2), state, FACTS, required=True)
         assert saver._copy["w"].data_ptr() == first
 
 
-def test_a_disk_that_is_really_full_is_told_and_the_training_goes_on(tmp_path: Path, saver: Saver, log: Log) -> None:
+def test_a_disk_that_is_really_full_is_told_and_the_training_goes_on(tmp_path: Path, saver: AsyncCheckpointer, log: Log) -> None:
     """No stand-in: the kernel lets no file grow beyond the limit."""
     state, limit = {"w": torch.zeros(100_000)}, resource.getrlimit(resource.RLIMIT_FSIZE)
     with saver:
-        saver.save(Position(1), state, FACTS, required=True)
+        saver.save(TrainProgress(1), state, FACTS, required=True)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))
         try:
-            saver.save(Position(2), state, FACTS, required=False)
+            saver.save(TrainProgress(2), state, FACTS, required=False)
             wait_until(lambda: log.missed, 30)
-            with pytest.raises(Stopped, match="File too large"):
-                saver.save(Position(3), state, FACTS, required=True)
+            with pytest.raises(RunStopped, match="File too large"):
+                saver.save(TrainProgress(3), state, FACTS, required=True)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-        saver.save(Position(4), state, FACTS, required=True)
+        saver.save(TrainProgress(4), state, FACTS, required=True)
     assert "checkpoint of step 2 was not saved: [Errno 27] File too large" in log.missed[0]
     assert log.saved == [1, 4] and len(log.missed) == 1
 
 
-def test_a_whole_checkpoint_is_saved_whatever_pruning_meets(tmp_path: Path, saver: Saver, log: Log) -> None:
+def test_a_whole_checkpoint_is_saved_whatever_pruning_meets(tmp_path: Path, saver: AsyncCheckpointer, log: Log) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "step_00000001").symlink_to(tmp_path / "elsewhere")
     with saver:
         for step in (2, 3):
-            saver.save(Position(step), {"w": torch.zeros(3)}, FACTS, required=True)
+            saver.save(TrainProgress(step), {"w": torch.zeros(3)}, FACTS, required=True)
     assert log.saved == [2, 3]
     assert len(log.missed) == 1 and log.missed[0].startswith("old checkpoints can not be removed: ")
 
 
 def test_who_waits_for_a_slow_disk_shows_that_it_moves(
-    tmp_path: Path, saver: Saver, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, saver: AsyncCheckpointer, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The heartbeat changes with each piece that is written, and not while nothing is: that is a hang."""
     heartbeat.start(tmp_path / "beat.bin", 0)
@@ -197,7 +199,7 @@ def test_who_waits_for_a_slow_disk_shows_that_it_moves(
         return beat.beats if beat else 0
 
     with saver:
-        saver.save(Position(1), {"w": torch.zeros(3)}, FACTS, required=False)
+        saver.save(TrainProgress(1), {"w": torch.zeros(3)}, FACTS, required=False)
         waiting = threading.Thread(target=saver._finish)
         waiting.start()
         waiting.join(0.2)

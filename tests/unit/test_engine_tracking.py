@@ -20,23 +20,23 @@ from training.trainer import tracking
 from training.trainer.tracking import End, TensorBoard, figures, public
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
-STEP = {"time": 1.0, "step": 3, "epoch": 1, "loss": 2.5, "mfu": None, "own_ms": [1.5, 2.5], "memory_bytes": [10, None]}
+STEP = {"time": 1.0, "step": 3, "epoch": 1, "loss": 2.5, "mfu": None, "compute_ms": [1.5, 2.5], "memory_bytes": [10, None]}
 # A rank 0 that has trained a few steps; what it is told comes after it: how to end.
 RANK_0 = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from training.config.schema import Config
 from training.trainer import metrics_writer, tracking
-from training.trainer.metrics_writer import Recorder
+from training.trainer.metrics_writer import MetricsWriter
 from training.core.rundir import RunDir
 run, mode, first, last = RunDir(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 run.create()
 tracking.WANDB_INIT_S = 3.0
-recorder = Recorder(run, Config(wandb_mode=mode, tensorboard=False, notify="tell me"))
+recorder = MetricsWriter(run, Config(wandb_mode=mode, tensorboard=False, notify="tell me"))
 took = []
 for step in range(first, last + 1):
     begun = time.perf_counter()
-    recorder.write({"step": step, "loss": 10 / step, "mfu": None, "own_ms": [1.0, 2.0 + step]})
+    recorder.write({"step": step, "loss": 10 / step, "mfu": None, "compute_ms": [1.0, 2.0 + step]})
     took.append(time.perf_counter() - begun)
 recorder.write({"step": last, "val_bpb": 1.25})
 """
@@ -85,7 +85,7 @@ def assert_nowhere(key: str, *folders: Path) -> None:
 
 
 def test_lists_are_numbers_of_the_ranks() -> None:
-    assert dict(figures(STEP)) == {"epoch": 1, "loss": 2.5, "own_ms/rank0": 1.5, "own_ms/rank1": 2.5, "memory_bytes/rank0": 10}
+    assert dict(figures(STEP)) == {"epoch": 1, "loss": 2.5, "compute_ms/rank0": 1.5, "compute_ms/rank1": 2.5, "memory_bytes/rank0": 10}
 
 
 def test_tensorboard_shows_each_number(run: RunDir) -> None:
@@ -101,7 +101,7 @@ def test_tensorboard_shows_each_number(run: RunDir) -> None:
         board.close(End(0, {"steps": last, "loss_last": 1.5, "status": "done", "mfu": None}))
     events = EventAccumulator(str(run.tensorboard))
     events.Reload()
-    scalars = {"train/epoch", "train/loss", "train/own_ms/rank0", "train/own_ms/rank1", "train/memory_bytes/rank0"}
+    scalars = {"train/epoch", "train/loss", "train/compute_ms/rank0", "train/compute_ms/rank1", "train/memory_bytes/rank0"}
     assert set(events.Tags()["scalars"]) == scalars | {"eval/val_psnr", "eval/eval_ms", "summary/steps", "summary/loss_last"}
     assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [
         *((step, 100.0 + step) for step in range(1, 5)),
@@ -138,7 +138,7 @@ def test_offline_and_later_sent_by_wandb_sync(run: RunDir, tmp_path: Path, token
     recorded = [r for r in read_records(run.metrics) if "loss" in r]
     assert len(recorded) == 29
     assert sorted((r["step"], r["loss"]) for r in got.history if "loss" in r) == sorted((r["step"], r["loss"]) for r in recorded)
-    assert {r["own_ms/rank1"] for r in got.history if r.get("step") == 7} >= {9.0}
+    assert {r["compute_ms/rank1"] for r in got.history if r.get("step") == 7} >= {9.0}
     assert [r["event"] for r in got.history if "event" in r] == ["restart: rank 1 was killed: started again from step 15"]
     assert (got.summary["status"], got.summary["loss_last"]) == ("done", 0.5)
     assert got.config["depth"] == 12 and "notify" not in got.config

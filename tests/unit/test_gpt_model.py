@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-from training.tasks.gpt.model import GPT, Frugal
-from training.tasks.gpt.model_dims import Shape
+from training.tasks.gpt.model import GPT, MemorySavings
+from training.tasks.gpt.model_dims import ModelDims
 
 
 def gpt(depth: int = 2, vocab: int = 64, length: int = 16, seed: int = 0) -> GPT:
     torch.manual_seed(seed)
-    model = GPT(Shape(depth, vocab, length))
+    model = GPT(ModelDims(depth, vocab, length))
     with torch.no_grad():  # the zero start hides mistakes in the attention
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -20,14 +20,14 @@ def gpt(depth: int = 2, vocab: int = 64, length: int = 16, seed: int = 0) -> GPT
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 5])
 def test_first_loss_is_that_of_a_guess(depth: int) -> None:
-    model = GPT(Shape(depth, 320, 8))
+    model = GPT(ModelDims(depth, 320, 8))
     tokens = torch.randint(0, 320, (2, 8))
     assert model(tokens, tokens).item() == pytest.approx(math.log(320), abs=1e-5)
 
 
 def test_number_of_parameters_is_the_estimates() -> None:
-    model = GPT(Shape(3, 320, 8))
-    assert sum(p.numel() for p in model.parameters()) == Shape(3, 320, 8).weights
+    model = GPT(ModelDims(3, 320, 8))
+    assert sum(p.numel() for p in model.parameters()) == ModelDims(3, 320, 8).weights
 
 
 def test_later_tokens_do_not_change_earlier_predictions() -> None:
@@ -75,9 +75,11 @@ def gradients(model: GPT, tokens: torch.Tensor) -> tuple[float, dict[str, torch.
     return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("frugal", [Frugal(1, 1), Frugal(3, 1), Frugal(0, 4), Frugal(0, 5), Frugal(3, 7)])
+@pytest.mark.parametrize(
+    "frugal", [MemorySavings(1, 1), MemorySavings(3, 1), MemorySavings(0, 4), MemorySavings(0, 5), MemorySavings(3, 7)]
+)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_saving_memory_does_not_change_the_arithmetic(frugal: Frugal, dropout: float) -> None:
+def test_saving_memory_does_not_change_the_arithmetic(frugal: MemorySavings, dropout: float) -> None:
     model, tokens = gpt(depth=3), torch.randint(0, 64, (3, 16))
     for block in model.blocks:
         block.dropout = dropout
@@ -107,9 +109,9 @@ def saved_bytes(model: GPT, tokens: torch.Tensor) -> int:
 def test_saving_memory_does_save_memory() -> None:
     model, tokens = gpt(depth=4, vocab=4096), torch.randint(0, 64, (4, 16))
     plain = saved_bytes(model, tokens)
-    model.frugal = Frugal(0, 8)
+    model.frugal = MemorySavings(0, 8)
     chunked = saved_bytes(model, tokens)
-    model.frugal = Frugal(4, 8)
+    model.frugal = MemorySavings(4, 8)
     both = saved_bytes(model, tokens)
     assert plain - chunked > 64 * 4096 * 4, "the logits of all 64 positions"
     assert both < 0.2 * chunked
@@ -117,7 +119,7 @@ def test_saving_memory_does_save_memory() -> None:
 
 def test_dropout_is_off_in_evaluation() -> None:
     torch.manual_seed(0)
-    model = GPT(Shape(2, 64, 16), dropout=0.5)
+    model = GPT(ModelDims(2, 64, 16), dropout=0.5)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -129,6 +131,6 @@ def test_dropout_is_off_in_evaluation() -> None:
 
 def test_each_token_of_a_sample_is_told() -> None:
     told: list[int] = []
-    model = GPT(Shape(1, 64, 8))
+    model = GPT(ModelDims(1, 64, 8))
     model.generate([1], 5, 1.0, torch.Generator(), lambda: told.append(1))
     assert len(told) == 5

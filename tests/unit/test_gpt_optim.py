@@ -8,14 +8,14 @@ import torch
 from training.config.schema import Config
 from training.tasks.gpt import optim
 from training.tasks.gpt.model import GPT
-from training.tasks.gpt.model_dims import Shape
+from training.tasks.gpt.model_dims import ModelDims
 from training.tasks.gpt.muon import Fp32Muon
 from training.tasks.optim import Optimizers
 
 
 def gpt() -> GPT:
     torch.manual_seed(0)
-    return GPT(Shape(2, 64, 8))
+    return GPT(ModelDims(2, 64, 8))
 
 
 def trained(model: GPT, optimizer: Optimizers, steps: range) -> GPT:
@@ -82,7 +82,7 @@ def test_a_resumed_run_uses_its_own_rates() -> None:
 def test_muon_moves_all_directions_of_a_matrix_alike() -> None:
     """Its update is nearly orthogonal, however steep the gradient's singular values fall."""
     torch.manual_seed(0)
-    model = GPT(Shape(2, 64, 32))
+    model = GPT(ModelDims(2, 64, 32))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))

@@ -15,20 +15,20 @@ from training.config.batch import Batch
 from training.config.schema import Config
 from training.core import heartbeat
 from training.core.rundir import write_json
-from training.data.prepare import Prepared
+from training.data.prepare import PreparedCorpus
 from training.data.tokenizer_base import BOS
 from training.inspector.distributed import World
-from training.tasks.gpt.model import GPT, Frugal
-from training.tasks.gpt.model_dims import Shape
+from training.tasks.gpt.model import GPT, MemorySavings
+from training.tasks.gpt.model_dims import ModelDims
 from training.tasks.gpt.task import LanguageModel
 from training.trainer.evaluate import Scores, evaluate, why_not
 
 WORLD = World(0, 0, 1, torch.device("cpu"), "none", "-")
 
 
-def corpus(folder: Path, tokens: list[int]) -> Prepared:
+def corpus(folder: Path, tokens: list[int]) -> PreparedCorpus:
     """These tokens as prepared text for the validation."""
-    data = Prepared(str(folder), "text", 1, 0, len(tokens))
+    data = PreparedCorpus(str(folder), "text", 1, 0, len(tokens))
     np.array(tokens, "<u2").tofile(data.val[0])
     write_json(folder / "index.json", {"tokenizer_file": ""})
     return data
@@ -36,24 +36,24 @@ def corpus(folder: Path, tokens: list[int]) -> Prepared:
 
 def gpt() -> GPT:
     torch.manual_seed(0)
-    model = GPT(Shape(1, 320, 8))
+    model = GPT(ModelDims(1, 320, 8))
     with torch.no_grad():
         model.head.weight.normal_()
     return model
 
 
-def task_of(data: Prepared, **config: Any) -> LanguageModel:
-    return LanguageModel(Config(depth=1, max_seq_len=8, **config), torch.device("cpu"), data, Frugal())
+def task_of(data: PreparedCorpus, **config: Any) -> LanguageModel:
+    return LanguageModel(Config(depth=1, max_seq_len=8, **config), torch.device("cpu"), data, MemorySavings())
 
 
-def score(model: GPT, data: Prepared, batch: int = 4, tokens: int = 1000, tokenizer: Any = None) -> Scores:
+def score(model: GPT, data: PreparedCorpus, batch: int = 4, tokens: int = 1000, tokenizer: Any = None) -> Scores:
     found = evaluate(session_of(model, data, batch, tokens, tokenizer))
     assert found
     return found
 
 
 def session_of(
-    model: GPT, data: Prepared, batch: int = 4, tokens: int = 1000, tokenizer: Any = None, world: World = WORLD, **config: Any
+    model: GPT, data: PreparedCorpus, batch: int = 4, tokens: int = 1000, tokenizer: Any = None, world: World = WORLD, **config: Any
 ) -> Any:
     task = task_of(data, eval_tokens=tokens, **config)
     task.tokenizer = tokenizer or task.tokenizer
@@ -69,7 +69,7 @@ def session_of(
 
 
 def test_a_guess_costs_log2_of_the_vocabulary(tmp_path: Path) -> None:
-    found = score(GPT(Shape(1, 320, 8)), corpus(tmp_path, list(range(100))))
+    found = score(GPT(ModelDims(1, 320, 8)), corpus(tmp_path, list(range(100))))
     assert found == pytest.approx({"bpb": math.log2(320), "loss": math.log(320)}, rel=1e-5)
 
 

@@ -8,20 +8,20 @@ import pytest
 
 from training.config.schema import Config
 from training.host import decisions
-from training.host.gpus import Gpu, Machine
-from training.host.placement import LOCAL, RANK, Place
+from training.host.gpus import Gpu, GpuInventory
+from training.host.placement import LOCAL, RANK, Topology
 from training.host.torch_build import TorchBuild
 
 GIB = 1 << 30
 TORCH, CPU_TORCH = TorchBuild("2.13.0", "13.0"), TorchBuild("2.13.0+cpu", None)
 
 
-def machine(*free_gib: int | None, capability: tuple[int, int] | None = (9, 0)) -> Machine:
+def machine(*free_gib: int | None, capability: tuple[int, int] | None = (9, 0)) -> GpuInventory:
     gpus = [
         Gpu(n, f"GPU-{n}", f"Card {n}", 32 * GIB, None if f is None else f * GIB, None, None, None, capability)
         for n, f in enumerate(free_gib)
     ]
-    return Machine(tuple(gpus), f"{len(gpus)} on this machine")
+    return GpuInventory(tuple(gpus), f"{len(gpus)} on this machine")
 
 
 def config(**values: Any) -> Config:
@@ -72,7 +72,7 @@ def test_precision(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gpu_that_is_not_used_does_not_decide() -> None:
-    mixed = Machine((*machine(32).gpus, *machine(32, capability=(7, 5)).gpus), "2 on this machine")
+    mixed = GpuInventory((*machine(32).gpus, *machine(32, capability=(7, 5)).gpus), "2 on this machine")
     assert decisions.precision(config(), "cuda", 1, mixed).value == "bf16"
     assert decisions.precision(config(), "cuda", 2, mixed).value == "fp32"
 
@@ -122,6 +122,6 @@ def test_the_room_for_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_who_starts_the_ranks(script: str, ranks: int, asked: str, value: str, said: str) -> None:
     kind = RANK if "started" in said else LOCAL
-    choice = decisions.launcher(config(launcher=asked), Place(kind, "nobody", ""), script, ranks)
+    choice = decisions.launcher(config(launcher=asked), Topology(kind, "nobody", ""), script, ranks)
     assert choice.value == value
     assert said in choice.reason

@@ -11,7 +11,7 @@ import pytest
 from training.config import batch, loader
 from training.config.schema import Config
 from training.tasks.gpt import memory_fit
-from training.tasks.gpt.memory import GIB, Load, estimate
+from training.tasks.gpt.memory import GIB, StepWorkload, estimate
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("conservative", "balanced", "aggressive")
@@ -23,11 +23,11 @@ def ready(name: str, **more: Any) -> Config:
     return Config(**{key: value for key, (value, _) in values.items()} | more)
 
 
-def load_of(config: Config, vocab: int = 320, compiled: bool = True) -> Load:
-    return Load(config.depth, 0, config.max_seq_len, vocab, bf16=True, compiled=compiled)
+def load_of(config: Config, vocab: int = 320, compiled: bool = True) -> StepWorkload:
+    return StepWorkload(config.depth, 0, config.max_seq_len, vocab, bf16=True, compiled=compiled)
 
 
-def chosen(config: Config, gib: float | None, vocab: int = 320, compiled: bool = True) -> memory_fit.Fit:
+def chosen(config: Config, gib: float | None, vocab: int = 320, compiled: bool = True) -> memory_fit.MemoryPlan:
     found = memory_fit.choose(load_of(config, vocab, compiled), config, 2, None if gib is None else int(gib * GIB))
     assert found is not None
     return found

@@ -25,7 +25,7 @@ def checks(variables: dict[str, str]) -> list[dict[str, Any]]:
     """What is said of the GPUs that a process with this environment sees."""
     code = (
         "import json; from training.host import gpus; from training.plan.preflight import gpu_health;"
-        "print(json.dumps([c.record() for c in gpu_health.checks(gpus.look().gpus)]))"
+        "print(json.dumps([c.record() for c in gpu_health.checks(gpus.inventory().gpus)]))"
     )
     done = python("-c", code, **variables)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr

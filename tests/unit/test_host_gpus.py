@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.unit.conftest import ROOT, SIMPLE, clean_environment, python
-from training.host.gpus import Gpu, Machine, visible
+from training.host.gpus import Gpu, GpuInventory, visible
 from training.tasks.gpt import memory
 
 GIB = 1 << 30
@@ -22,16 +22,16 @@ UUID = "GPU-000000a{}-0000-4000-8000-000000000000"
 Nvidia = Callable[..., dict[str, Any]]
 
 
-def look(variables: dict[str, str]) -> Machine:
-    """gpus.look() in a process with this environment."""
+def look(variables: dict[str, str]) -> GpuInventory:
+    """gpus.inventory() in a process with this environment."""
     code = (
-        "import json; from dataclasses import asdict; from training.host import gpus; found = asdict(gpus.look());"
+        "import json; from dataclasses import asdict; from training.host import gpus; found = asdict(gpus.inventory());"
         "found['gpus'] = [g for g in found['gpus']]; print(json.dumps(found))"
     )
     done = python("-c", code, **variables)
     assert (done.returncode, done.stderr) == (0, "")
     facts = json.loads(done.stdout)
-    return Machine(**facts | {"gpus": tuple(Gpu(**g) for g in facts["gpus"])})
+    return GpuInventory(**facts | {"gpus": tuple(Gpu(**g) for g in facts["gpus"])})
 
 
 def dry_run(variables: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
@@ -101,7 +101,7 @@ def test_what_the_driver_does_not_say_is_none_and_shown_as_a_dash(nvidia: Nvidia
 def test_no_driver(tmp_path: Path) -> None:
     # An empty folder before the system's: what a machine without the library does, on any machine.
     (tmp_path / "libnvidia-ml.so.1").write_text("not a library")
-    assert look({"LD_LIBRARY_PATH": str(tmp_path)}) == Machine((), "no NVIDIA driver on this machine")
+    assert look({"LD_LIBRARY_PATH": str(tmp_path)}) == GpuInventory((), "no NVIDIA driver on this machine")
 
 
 def test_a_driver_that_does_not_answer(nvidia: Nvidia) -> None:
@@ -247,7 +247,7 @@ def test_the_cpu_does_not_ask_the_driver(nvidia: Nvidia) -> None:
 
 
 def test_before_the_installation_gpus_are_counted_without_pynvml(nvidia: Nvidia) -> None:
-    code = "from training.host import gpus; m = gpus.look(); print(len(m.gpus), m.gpus[0].uuid if m.gpus else m.reason)"
+    code = "from training.host import gpus; m = gpus.inventory(); print(len(m.gpus), m.gpus[0].uuid if m.gpus else m.reason)"
     for variables, answer in (
         ({"COUNT": 2}, f"2 {UUID.format(0)}"),
         ({"COUNT": 2, "CUDA_VISIBLE_DEVICES": "1"}, f"1 {UUID.format(1)}"),

@@ -59,7 +59,7 @@ def test_version_2_the_tightest_of_the_groups_above_counts(groups: Groups) -> No
     )
     assert cgroups.cpu_quota() == 1.5
     # Files that were read some time ago are counted by the kernel, but given back at once.
-    assert cgroups.memory() == cgroups.Memory(16 * GIB, 4 * GIB)
+    assert cgroups.memory() == cgroups.CgroupMemory(16 * GIB, 4 * GIB)
 
 
 def test_version_1(groups: Groups) -> None:
@@ -75,13 +75,13 @@ def test_version_1(groups: Groups) -> None:
             "memory/box/memory.stat": "total_inactive_file 0\ninactive_file 77",
         },
     )
-    assert (cgroups.cpu_quota(), cgroups.memory()) == (0.5, cgroups.Memory(2 * GIB, GIB))
+    assert (cgroups.cpu_quota(), cgroups.memory()) == (0.5, cgroups.CgroupMemory(2 * GIB, GIB))
 
 
 @pytest.mark.parametrize("path", ["/docker/4711", "/../.."])
 def test_a_container_that_sees_its_host_s_path(path: str, groups: Groups) -> None:
     groups(f"0::{path}", {"cpu.max": "200000 100000", "memory.max": str(GIB), "memory.current": "0"})
-    assert (cgroups.cpu_quota(), cgroups.memory()) == (2.0, cgroups.Memory(GIB, 0))
+    assert (cgroups.cpu_quota(), cgroups.memory()) == (2.0, cgroups.CgroupMemory(GIB, 0))
 
 
 def test_more_used_than_allowed_is_no_room(groups: Groups) -> None:

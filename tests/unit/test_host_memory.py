@@ -10,21 +10,21 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.conftest import ROOT, clean_environment
-from training.tasks.gpt.memory import CONTEXT, GIB, Estimate, Load, estimate, gib
-from training.tasks.gpt.model_dims import Shape
+from training.tasks.gpt.memory import CONTEXT, GIB, Estimate, StepWorkload, estimate, gib
+from training.tasks.gpt.model_dims import ModelDims
 
-AGGRESSIVE = Load(20, 14, 3072, 320, bf16=True, compiled=False, cuda=False)
+AGGRESSIVE = StepWorkload(20, 14, 3072, 320, bf16=True, compiled=False, cuda=False)
 BALANCED = replace(AGGRESSIVE, depth=16, sequences=12, seq_len=2048)
 CONSERVATIVE = replace(AGGRESSIVE, depth=12, sequences=8, seq_len=1536)
-SMALL = Load(4, 4, 128, 320, bf16=True, compiled=True, cuda=False)
+SMALL = StepWorkload(4, 4, 128, 320, bf16=True, compiled=True, cuda=False)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_the_number_of_weights_is_the_model_s(depth: int) -> None:
     from training.tasks.gpt.model import GPT
 
-    model = GPT(Shape(depth, 320, 16))
-    assert sum(p.numel() for p in model.parameters()) == Shape(depth, 320, 16).weights
+    model = GPT(ModelDims(depth, 320, 16))
+    assert sum(p.numel() for p in model.parameters()) == ModelDims(depth, 320, 16).weights
 
 
 @pytest.mark.parametrize(
@@ -43,11 +43,11 @@ def test_the_number_of_weights_is_the_model_s(depth: int) -> None:
         replace(CONSERVATIVE, bf16=False),
         replace(CONSERVATIVE, bf16=False, vocab=32768, chunks=8, blocks=6),
         replace(CONSERVATIVE, bf16=False, blocks=12),
-        Load(3, 16, 128, 320, bf16=True, compiled=False, cuda=False),
+        StepWorkload(3, 16, 128, 320, bf16=True, compiled=False, cuda=False),
     ],
     ids=lambda one: f"d{one.depth} v{one.vocab} {'bf16' if one.bf16 else 'fp32'} again{one.blocks} parts{one.chunks}",
 )
-def test_the_formula_is_the_peak_of_our_model(load: Load) -> None:
+def test_the_formula_is_the_peak_of_our_model(load: StepWorkload) -> None:
     from training.tasks.gpt.fake_memory import peak
 
     assert estimate(load).total == pytest.approx(peak(load), rel=0.05)
@@ -63,8 +63,8 @@ def test_the_margins() -> None:
 
 
 def test_the_fixed_parts() -> None:
-    weights = Shape(4, 320, 8).weights
-    matrices, tables = 4 * Shape(4, 320, 8).block_weights, 2 * 320 * 256
+    weights = ModelDims(4, 320, 8).weights
+    matrices, tables = 4 * ModelDims(4, 320, 8).block_weights, 2 * 320 * 256
     muon, adamw = estimate(SMALL), estimate(replace(SMALL, muon=False))
     assert (muon.parameters, muon.gradients) == (4 * weights, 4 * weights)
     assert (muon.optimizer, adamw.optimizer) == (4 * matrices + 8 * tables, 8 * weights)
@@ -171,7 +171,7 @@ def test_the_formula_on_a_gpu(compiled: bool, change: dict[str, int]) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA")
     load = replace(CONSERVATIVE, cuda=True, compiled=compiled, **change)
-    code = "import json, sys; from benchmarks.memory import Load, fresh; print(fresh(Load(**json.loads(sys.argv[1]))))"
+    code = "import json, sys; from benchmarks.memory import StepWorkload, fresh; print(fresh(StepWorkload(**json.loads(sys.argv[1]))))"
     done = subprocess.run(
         [sys.executable, "-c", code, json.dumps(load.__dict__)],
         cwd=ROOT,

@@ -172,7 +172,7 @@ def test_memory_beside_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_control_group_that_is_too_small_is_refused_before_the_kernel_kills_a_rank(
     home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
 ) -> None:
-    monkeypatch.setattr(cgroups, "memory", lambda: cgroups.Memory(6 * GIB, GIB))
+    monkeypatch.setattr(cgroups, "memory", lambda: cgroups.CgroupMemory(6 * GIB, GIB))
     with pytest.raises(UserError) as caught:
         planner.make(ENHANCED, ["--device=cpu", "--activation_checkpointing=none"], {})
     (problem,) = caught.value.problems

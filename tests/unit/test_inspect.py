@@ -22,8 +22,8 @@ from training.core import rundir
 from training.core.errors import Exit
 from training.core.heartbeat import Heartbeat
 from training.monitor.health import activity, health, render
-from training.monitor.health.check import OK, WARN, Check
-from training.monitor.health.health import Report
+from training.monitor.health.check import OK, WARN, HealthCheck
+from training.monitor.health.health import HealthReport
 from training.monitor.health.target import of_process
 from training.watchdog.probes import procfs
 
@@ -77,7 +77,7 @@ def run(tmp_path: Path) -> Made:
     config = {"num_iterations": 400, "inspect_every": 50, "save_every": 100, "hang_timeout": 60}
     plan = {"config": config, "compile": {"value": False}, "local_ranks": 2, "batch": {"device_sequences": 4}}
     made = Made(tmp_path / "experiments" / "small run", age_s=15.0, **plan).steps(100)
-    made.step(100, 2.1, time.time(), own_ms=[10.0, 11.0], memory_bytes=[1 << 30, 1 << 30])
+    made.step(100, 2.1, time.time(), compute_ms=[10.0, 11.0], memory_bytes=[1 << 30, 1 << 30])
     (made.run.checkpoints / "step_00000100").mkdir()
     return made
 
@@ -89,7 +89,7 @@ def trains(made: Made, folder: Path, roles: tuple[str, ...] = ("sleeps", "sleeps
         yield going
 
 
-def check(report: Report, name: str) -> Check:
+def check(report: HealthReport, name: str) -> HealthCheck:
     return next(c for c in report.checks if c.name == name)
 
 
@@ -126,7 +126,7 @@ def test_a_stopped_rank(run: Made, tmp_path: Path) -> None:
 def test_a_rank_that_is_gone(run: Made, tmp_path: Path) -> None:
     with trains(run, tmp_path) as going:
         os.kill(going.pids[1], signal.SIGKILL)
-        wait_until(lambda: (now := procfs.look(going.pids[1])) is None or now.state == "Z", 20, "it is gone")
+        wait_until(lambda: (now := procfs.read_process(going.pids[1])) is None or now.state == "Z", 20, "it is gone")
         report = health.of_run(run.run)
     assert (report.answer, report.code, report.text) == ("no", Exit.HANG, "rank 1 has no process")
     assert [row["pid"] for row in report.ranks] == [going.pids[0], None]
@@ -242,7 +242,7 @@ def test_a_loss_that_is_no_number(run: Made, tmp_path: Path) -> None:
 
 def test_what_is_only_told(run: Made, tmp_path: Path) -> None:
     for step in range(101, 320):
-        run.step(step, 2.0, time.time(), own_ms=[10.0, 30.0])
+        run.step(step, 2.0, time.time(), compute_ms=[10.0, 30.0])
     old(run.run.checkpoints / "step_00000100", 7200)
     with trains(run, tmp_path):
         run.run.event("inspection", text="step 300: parameters equal")
@@ -252,8 +252,8 @@ def test_what_is_only_told(run: Made, tmp_path: Path) -> None:
     assert report.text.endswith("; 3 to look at: speed, checkpoint, findings")
     assert check(report, "speed").text.startswith("rank 1 needs 30 ms for its data and forward pass, the others 10 ms: all wait for it; ")
     assert check(report, "checkpoint").text == "step 100, 2 h old, 219 steps ago; every 100 steps"
-    assert check(report, "inspector") == Check("inspector", OK, "step 300: parameters equal")
-    assert check(report, "findings") == Check("findings", WARN, "rank 1: slow disk (step 300)", (1,))
+    assert check(report, "inspector") == HealthCheck("inspector", OK, "step 300: parameters equal")
+    assert check(report, "findings") == HealthCheck("findings", WARN, "rank 1: slow disk (step 300)", (1,))
 
 
 def test_a_run_is_recognised_by_a_process_of_it(run: Made, tmp_path: Path) -> None:

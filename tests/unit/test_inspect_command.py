@@ -14,9 +14,9 @@ from tests.unit.monitor_runs import Made
 from training.cli import inspect as command
 from training.core.errors import Exit, Problem, UserError
 from training.monitor.health import health, options, render
-from training.monitor.health.check import BAD, OK, UNKNOWN, Check, alike, numbers, span
-from training.monitor.health.health import Report
-from training.monitor.health.options import Options
+from training.monitor.health.check import BAD, OK, UNKNOWN, HealthCheck, alike, numbers, span
+from training.monitor.health.health import HealthReport
+from training.monitor.health.options import HealthOptions
 
 NOW = re.compile(r"^\[(ERROR)\] \d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", re.MULTILINE)
 PGREP = "pgrep -af python   # all Python processes, with their pids"
@@ -25,16 +25,16 @@ PGREP = "pgrep -af python   # all Python processes, with their pids"
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ([], Options()),
-        (["latest"], Options()),
-        (["a run"], Options(run="a run")),
-        (["--run=x", "--json"], Options(run="x", json=True)),
-        (["--pid=17"], Options(pid=17)),
-        (["--pid", "17", "--watch"], Options(pid=17, every_s=10.0)),
-        (["--watch=2.5"], Options(every_s=2.5)),
+        ([], HealthOptions()),
+        (["latest"], HealthOptions()),
+        (["a run"], HealthOptions(run="a run")),
+        (["--run=x", "--json"], HealthOptions(run="x", json=True)),
+        (["--pid=17"], HealthOptions(pid=17)),
+        (["--pid", "17", "--watch"], HealthOptions(pid=17, every_s=10.0)),
+        (["--watch=2.5"], HealthOptions(every_s=2.5)),
     ],
 )
-def test_what_is_understood(argv: list[str], expected: Options) -> None:
+def test_what_is_understood(argv: list[str], expected: HealthOptions) -> None:
     assert options.parse(argv) == expected
 
 
@@ -127,8 +127,8 @@ def test_how_ranks_are_named() -> None:
 
 def test_a_screen_shows_the_ranks_that_something_is_wrong_with() -> None:
     ranks = [{"rank": r, "pid": 100 + r, "step": 5, "step_before": 5, "phase": "forward", "phase_s": 1.0} for r in range(64)]
-    checks = [Check("steps", BAD, "rank 40 stands", (40,)), Check("data", UNKNOWN, "not known")]
-    lines = render.screen(Report(health.NO, "rank 40 stands", Exit.HANG, checks, ranks, looked_s=2.0))
+    checks = [HealthCheck("steps", BAD, "rank 40 stands", (40,)), HealthCheck("data", UNKNOWN, "not known")]
+    lines = render.screen(HealthReport(health.NO, "rank 40 stands", Exit.HANG, checks, ranks, looked_s=2.0))
     assert lines[0] == "NO: rank 40 stands" and lines[2:4] == ["  bad   steps  rank 40 stands", "  ?     data   not known"]
     assert lines[5] == "  rank  pid  step  is at"
     assert [line.split()[0] for line in lines[6:-1]] == [*map(str, range(15)), "40"]
@@ -138,7 +138,7 @@ def test_a_screen_shows_the_ranks_that_something_is_wrong_with() -> None:
 def test_foreign_text_can_not_act_on_the_terminal() -> None:
     evil = "\x1b[2J\x1b]0;owned\x07x\ny"
     ranks = [{"rank": 0, "pid": 1, "phase": evil, "where": evil, "state": "running"}]
-    report = Report(health.YES, evil, Exit.DONE, [Check("loss", OK, evil)], ranks)
+    report = HealthReport(health.YES, evil, Exit.DONE, [HealthCheck("loss", OK, evil)], ranks)
     plain = render.screen(report)
     assert all(line.isprintable() for line in plain) and plain[0] == "YES: xy"
     coloured = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in render.screen(report, colour=True)]
@@ -147,12 +147,16 @@ def test_foreign_text_can_not_act_on_the_terminal() -> None:
 
 
 def test_json_has_no_nan(made: Made) -> None:
-    report = Report(health.YES, "x", Exit.DONE, [], [{"rank": 0, "own_ms_median": float("nan")}])
-    assert json.loads(json.dumps(render.record(report), allow_nan=False))["ranks"] == [{"rank": 0, "own_ms_median": None}]
+    report = HealthReport(health.YES, "x", Exit.DONE, [], [{"rank": 0, "compute_ms_median": float("nan")}])
+    assert json.loads(json.dumps(render.record(report), allow_nan=False))["ranks"] == [{"rank": 0, "compute_ms_median": None}]
 
 
 def test_watching_ends_with_the_run(monkeypatch: pytest.MonkeyPatch, made: Made, capsys: pytest.CaptureFixture[str]) -> None:
-    reports = [Report(health.YES, "first", Exit.DONE), Report(health.NO, "then", Exit.HANG), Report(health.HAS_ENDED, "done", Exit.DONE)]
+    reports = [
+        HealthReport(health.YES, "first", Exit.DONE),
+        HealthReport(health.NO, "then", Exit.HANG),
+        HealthReport(health.HAS_ENDED, "done", Exit.DONE),
+    ]
     slept: list[float] = []
     monkeypatch.setattr(health, "of_run", lambda run: reports.pop(0))
     monkeypatch.setattr(command.time, "sleep", slept.append)

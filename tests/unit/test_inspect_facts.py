@@ -9,10 +9,10 @@ import pytest
 
 from tests.unit.monitor_runs import Made
 from training.monitor.health import run_checks
-from training.monitor.health.activity import Looked
-from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, Check
+from training.monitor.health.activity import ActivityWindow
+from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, HealthCheck
 from training.monitor.health.target import Target
-from training.monitor.state import Watch
+from training.monitor.state import RunWatch
 
 SHARDS = {"world_size": 2, "dataset_sequences": 1000, "batches": 125, "count": 500}
 
@@ -24,19 +24,19 @@ def run(tmp_path: Path) -> Made:
 
 
 def told(made: Made) -> tuple[Target, dict[str, Any]]:
-    return Target(made.run, made.plan, {}, 2, 2, "plan.json"), Watch(made.run).read()
+    return Target(made.run, made.plan, {}, 2, 2, "plan.json"), RunWatch(made.run).read()
 
 
 def test_data_of_each_rank(run: Made) -> None:
     target, _ = told(run)
 
-    def judge(**other: Any) -> Check:
+    def judge(**other: Any) -> HealthCheck:
         ranks = [{"rank": r, "first_sequences": [r, r + 10]} | SHARDS for r in (0, 1)]
         ranks[1] |= other
         return run_checks.data(target, [{"event": "shards", "epoch": 3, "proven_sequences": 1000, "ranks": ranks}])
 
     whole = "epoch 3: 1000 sequences, 500 sequences in 125 batches for each of 2 ranks; disjoint and complete, proven for 1000 of them"
-    assert judge() == Check("data", OK, whole)
+    assert judge() == HealthCheck("data", OK, whole)
     assert judge(dataset_sequences=999).text == "the ranks' datasets differ: rank 0 1000 sequences; rank 1 999 sequences"
     assert judge(world_size=1).text == "the data is divided among 2 ranks, the plan has 2"
     assert judge(first_sequences=[0, 11]).text == "epoch 3: the ranks' shares overlap or differ in size: [500, 500]"
@@ -59,8 +59,8 @@ def test_parameters_last_proven(run: Made, every: int, begun: int, done: int, st
     run.plan["config"]["inspect_every"] = every
     target, state = told(run)
     state["progress"]["step"] = done
-    found = run_checks.parameters(target, Looked({}, 1.0), state, [{"event": "start", "step": begun}])
-    assert found == Check("parameters", status, text)
+    found = run_checks.parameters(target, ActivityWindow({}, 1.0), state, [{"event": "start", "step": begun}])
+    assert found == HealthCheck("parameters", status, text)
 
 
 def test_events_of_an_earlier_start_do_not_count(made: Made) -> None:

@@ -13,13 +13,13 @@ from tests.conftest import wait_until
 from tests.unit import targets
 from training.core.errors import Exit
 from training.monitor.health import activity, health, progress_checks, render
-from training.monitor.health.activity import Looked, Motion
-from training.monitor.health.check import OK, UNKNOWN, Check
+from training.monitor.health.activity import ActivityWindow, RankActivity
+from training.monitor.health.check import OK, UNKNOWN, HealthCheck
 from training.monitor.health.target import Target, of_process
 from training.watchdog import stall_detector
-from training.watchdog.hang_report import Finding
+from training.watchdog.hang_report import HangFinding
 from training.watchdog.probes import procfs
-from training.watchdog.probes.sampling import Look, Sample, courses
+from training.watchdog.probes.sampling import ProcessSample, Sample, courses
 from training.watchdog.probes.stacks import Frame, Stack, Thread
 
 
@@ -55,7 +55,7 @@ def test_one_of_them_works_and_the_other_waits(tmp_path: Path) -> None:
 def test_a_missing_rank_of_a_foreign_training(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "works", "works", "works") as (pids, _):
         os.kill(pids[2], signal.SIGKILL)
-        wait_until(lambda: (now := procfs.look(pids[2])) is None or now.state == "Z", 20, "it is gone")
+        wait_until(lambda: (now := procfs.read_process(pids[2])) is None or now.state == "Z", 20, "it is gone")
         report = health.of_process(pids[0])
     assert (report.answer, report.code, report.text) == ("no", Exit.HANG, "rank 2 has no process")
     assert report.ranks[2]["pid"] is None
@@ -70,16 +70,18 @@ def test_ranks_of_several_machines() -> None:
 # What can not be made here: a GPU that is waited for, processes that may not be looked into.
 
 
-def on_gpu(script: Path, verdict: Finding | str = "", gpus: dict[int, dict[str, Any]] | None = None, *, logs_on: bool = False) -> Check:
+def on_gpu(
+    script: Path, verdict: HangFinding | str = "", gpus: dict[int, dict[str, Any]] | None = None, *, logs_on: bool = False
+) -> HealthCheck:
     """Two ranks, each of them at the same line that waits for its GPU, at two moments."""
     script.write_text("print(loss.item())\n")
     frame = Frame(str(script), 1, "step")
     process = procfs.Process(1, 0, "R", "python train.py", 10.0, 10.0, 1000, "")
-    seen = Look(process, Stack(1, "py-spy", (Thread("MainThread", True, True, False, (frame,)),)), True)
+    seen = ProcessSample(process, Stack(1, "py-spy", (Thread("MainThread", True, True, False, (frame,)),)), True)
     samples = [Sample(float(at), {0: seen, 1: seen}) for at in (0, 1)]
-    motions = {rank: Motion(rank, 1, states="RR", cpu=1.0, course=course) for rank, course in courses(samples).items()}
+    motions = {rank: RankActivity(rank, 1, states="RR", cpu=1.0, course=course) for rank, course in courses(samples).items()}
     return progress_checks.of_processes(
-        Looked(motions, 1.0, samples), verdict or stall_detector.judge(samples, {}), gpus or {}, logs_on=logs_on
+        ActivityWindow(motions, 1.0, samples), verdict or stall_detector.detect_stall(samples, {}), gpus or {}, logs_on=logs_on
     )
 
 

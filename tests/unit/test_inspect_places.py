@@ -13,9 +13,9 @@ from typing import Any
 from tests.unit import targets
 from tests.unit.conftest import ROOT, clean_environment
 from training.core.rundir import RunDir
-from training.host.gpus import Gpu, GpuProcess, Machine
+from training.host.gpus import Gpu, GpuInventory, GpuProcess
 from training.monitor.health import gpu_placement
-from training.monitor.health.check import BAD, OK, UNKNOWN, Check
+from training.monitor.health.check import BAD, OK, UNKNOWN, HealthCheck
 from training.monitor.health.target import Target
 
 Nvidia = Callable[..., dict[str, Any]]
@@ -92,14 +92,14 @@ def test_the_driver_does_not_name_them(tmp_path: Path, nvidia: Nvidia) -> None:
             assert (code, gpus["status"], gpus["text"]) == (0, status, text)
 
 
-def planned(*on: tuple[int, int], begun: bool = True) -> Check:
+def planned(*on: tuple[int, int], begun: bool = True) -> HealthCheck:
     """Of a run of ours on two GPUs, whose ranks 0 and 1 are the processes 4194300 and 4194301: `on` has (GPU, pid)."""
     held = {gpu: tuple(GpuProcess(pid, 20 << 30) for index, pid in on if index == gpu) for gpu in (0, 1)}
     cards = [Gpu(i, f"GPU-{i}", "a card", 32 << 30, 1 << 30, 97, 60, 400.0, processes=processes) for i, processes in held.items()]
     pids, told = {0: 4194300, 1: 4194301}, {0: {"LOCAL_RANK": "0"}, 1: {"LOCAL_RANK": "1"}}
     plan = {"device": {"value": "cuda"}}
     target = Target(RunDir("a run"), plan, pids, 2, 2, "plan.json", told, ("GPU-0", "GPU-1"))
-    return gpu_placement.check(target, Machine(tuple(cards), "2 on this machine"), begun=begun)
+    return gpu_placement.check(target, GpuInventory(tuple(cards), "2 on this machine"), begun=begun)
 
 
 def test_a_run_of_ours_is_held_to_its_plan() -> None:

@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 from tests.conftest import wait_until
 from tests.unit.conftest import python
 from training.inspector import DDPInspector, InspectionError, inspector, reporting
-from training.inspector.shared_store import Board, OwnStore
+from training.inspector.shared_store import OwnStore, SharedStore
 
 LOADERS = Callable[[int], Any]
 
@@ -64,12 +64,12 @@ class Ranks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.said: list[str] = []
         self._patch = monkeypatch
-        monkeypatch.setattr(reporting.Output, "line", lambda _, text: self.said.append(text))
+        monkeypatch.setattr(reporting.FindingsOutput, "line", lambda _, text: self.said.append(text))
         self.inspectors: list[DDPInspector] = []
 
     def start(self, loaders: LOADERS, world: int = 2, **options: Any) -> list[torch.nn.Module]:
         store, numbers = OwnStore(), iter(range(world))
-        self._patch.setattr(inspector, "open_board", lambda _: Board(store, next(numbers), world))
+        self._patch.setattr(inspector, "open_board", lambda _: SharedStore(store, next(numbers), world))
         torch.manual_seed(0)
         first = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.Linear(3, 1))
         models: list[torch.nn.Module] = [copy.deepcopy(first) for _ in range(world)]

@@ -8,14 +8,14 @@ import pytest
 
 from training.inspector.analysis import Judge, due, next_due
 from training.inspector.reporting import Finding
-from training.inspector.shared_store import Board, OwnStore
+from training.inspector.shared_store import OwnStore, SharedStore
 
 
 class Told:
     """A judge of `world` ranks on a board; `now` is its clock."""
 
     def __init__(self, world: int = 2) -> None:
-        self.board, self.found, self.now = Board(OwnStore(), 0, world), list[Finding](), 100.0
+        self.board, self.found, self.now = SharedStore(OwnStore(), 0, world), list[Finding](), 100.0
         self.judge = Judge(self.board, lambda *_, **__: None, self.found.append, every=100, slow=1.3, patience_s=60, disjoint=True)
 
     def after(self, seconds: float, *states: dict[str, Any]) -> list[Finding]:

@@ -23,7 +23,7 @@ def loader(**more: Any) -> Any:
     return DataLoader(Numbers(), **({"batch_size": 4, "shuffle": True} | more))
 
 
-def watched(made: Any) -> sample_tracker.Drawn:
+def watched(made: Any) -> sample_tracker.SamplerTrace:
     drawn = sample_tracker.watch(made)
     assert drawn is not None
     return drawn

@@ -21,11 +21,11 @@ from training.core.project import ROOT
 from training.core.rundir import RunDir, write_json
 from training.launcher import attempt, failure_report, local_ranks, spawn, supervisor, timeouts
 from training.launcher.attempt import Attempt
-from training.launcher.local_ranks import Team
+from training.launcher.local_ranks import LocalRanks
 from training.launcher.outcome import Outcome
-from training.launcher.post_run import Ending
+from training.launcher.post_run import PostRun
 from training.launcher.recovery import Recovery
-from training.launcher.stop_signals import Wishes
+from training.launcher.stop_signals import StopSignals
 from training.watchdog import rank_exit
 from training.watchdog.hang_report import HANG
 from training.watchdog.start import RanksWatch
@@ -65,7 +65,7 @@ def run(tmp_path: Path) -> RunDir:
 def start(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Start:
     def make(code: str) -> Attempt:
         monkeypatch.setattr(local_ranks, "command", lambda *_: [sys.executable, "-c", RANK + textwrap.dedent(code), str(run.path)])
-        return Attempt(run, PLAN, Team(range(1), 1), uuid.uuid4().hex)
+        return Attempt(run, PLAN, LocalRanks(range(1), 1), uuid.uuid4().hex)
 
     return make
 
@@ -101,7 +101,7 @@ def test_files_of_an_earlier_start_and_of_a_larger_world_go(run: RunDir) -> None
         Heartbeat(run.heartbeat(rank), rank).beat("forward")
         for name in ("error.json", "stacks", "ended", "sock", "log"):
             (run.ranks / f"rank{rank}.{name}").write_text("{}")
-    spawn.remove_stale(run, Team(range(1), 2))
+    spawn.remove_stale(run, LocalRanks(range(1), 2))
     assert [b.rank for b in read_all(run.heartbeats)] == [1], "that of another machine of this start stays"
     assert sorted(p.name for p in run.ranks.iterdir()) == [
         *("rank0.log", "rank1.ended", "rank1.error.json", "rank1.log", "rank1.sock", "rank1.stacks", "rank2.log", "rank3.log"),
@@ -161,7 +161,7 @@ def test_a_failure_that_can_not_be_explained_is_one_all_the_same(
 @pytest.mark.parametrize("first", [0, 1])
 def test_of_two_ends_seen_at_once_the_earlier_one_counts(run: RunDir, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     monkeypatch.setattr(local_ranks, "command", lambda *_: [sys.executable, "-c", "import time; time.sleep(3600)"])
-    tried = Attempt(run, PLAN, Team(range(2), 2, "127.0.0.1", 1), uuid.uuid4().hex)
+    tried = Attempt(run, PLAN, LocalRanks(range(2), 2, "127.0.0.1", 1), uuid.uuid4().hex)
 
     def kill_both() -> None:
         pids = {child.rank: child.popen.pid for child in tried._alive.values()}
@@ -224,11 +224,11 @@ class FakeChild(spawn.Child):
 
 
 def test_a_rank_that_not_even_sigkill_ends_is_left(run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    tried = Attempt(run, PLAN, Team(range(1), 1), uuid.uuid4().hex)
+    tried = Attempt(run, PLAN, LocalRanks(range(1), 1), uuid.uuid4().hex)
     child = FakeChild(0, Unkillable(), -1, -1)  # type: ignore[arg-type]
     monkeypatch.setattr(tried, "_start", lambda: tried._alive.update({-1: child}))
     monkeypatch.setattr(timeouts, "UNKILLABLE_S", 0.0)
-    monkeypatch.setattr(timeouts.procfs, "look", lambda pid: type("Process", (), {"waits_in": "nfs_wait_bit_killable"}))
+    monkeypatch.setattr(timeouts.procfs, "read_process", lambda pid: type("Process", (), {"waits_in": "nfs_wait_bit_killable"}))
     tried.each_pass = tried._kill
     outcome = tried.go()
     text = f"rank 0 (pid {os.getpid()}) can not be ended: it is blocked in the kernel (nfs_wait_bit_killable)"
@@ -257,7 +257,7 @@ def pair(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]
         command = [sys.executable, "-c", begin + textwrap.dedent(code), str(run.path)]
         monkeypatch.setattr(local_ranks, "command", lambda *_: command)
         plan = PLAN | {"ranks": 2, "script": {"args": []} if script else None}
-        tried = Attempt(run, plan, Team(range(2), 2, "127.0.0.1", 1), uuid.uuid4().hex)
+        tried = Attempt(run, plan, LocalRanks(range(2), 2, "127.0.0.1", 1), uuid.uuid4().hex)
 
         def ask() -> None:
             if len(list(run.path.glob("ready*"))) == 2:
@@ -410,7 +410,7 @@ def test_asked_to_stop_between_two_attempts(
     class Killed:
         """The first attempt, whose rank dies; the wish comes when all of it is over."""
 
-        def __init__(self, *_: Any, wanted: Wishes) -> None: ...
+        def __init__(self, *_: Any, wanted: StopSignals) -> None: ...
 
         def go(self) -> Outcome:
             return Outcome(guilty=(0, -9), here=(0, -9))
@@ -419,7 +419,7 @@ def test_asked_to_stop_between_two_attempts(
     monkeypatch.setattr(supervisor.prepared_cache, "changed", lambda run: os.kill(os.getpid(), number))
     plan = PLAN | {"retries": {"value": 2, "reason": ""}, "place": {"node_rank": 0, "nnodes": 1}}
     plan |= {"command": {"script": "launch_train.sh"}, "origins": dict.fromkeys(("out_dir", "log_dir"), "default")}
-    assert supervisor._attempts(run, plan, Ending(run, plan), set(), "") == code
+    assert supervisor._attempts(run, plan, PostRun(run, plan), set(), "") == code
     said = capfd.readouterr().err
     assert "restarting from the beginning (1 of 2)" in said
     assert f"{name}: stopped before the restart; step 0 is saved (exit {code})" in said
@@ -428,7 +428,7 @@ def test_asked_to_stop_between_two_attempts(
 
 def test_a_signal_that_every_machine_gets_counts_once(run: RunDir, handlers: None) -> None:
     """scancel: it may arrive after another machine has passed it on."""
-    tried = Attempt(run, PLAN, Team(range(1), 1), uuid.uuid4().hex)
+    tried = Attempt(run, PLAN, LocalRanks(range(1), 1), uuid.uuid4().hex)
     killed = []
     with tried._wishes:
         tried._wish(signal.SIGTERM, " on node 1")

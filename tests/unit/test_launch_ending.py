@@ -21,7 +21,7 @@ from training.core.errors import Exit
 from training.core.project import ROOT
 from training.core.rundir import RunDir, append_json, write_json
 from training.launcher import notification, post_run
-from training.launcher.post_run import Ending
+from training.launcher.post_run import PostRun
 
 TEXTS = "'$(touch pwned)'; \"`touch pwned`\"\n--x $HOME %s 训练"
 
@@ -48,7 +48,7 @@ def plan(notify: str = "", *, report: bool = False, **more: Any) -> dict[str, An
 
 
 def tell(run: RunDir, command: str, code: int = 0, why: str = "") -> None:
-    end = Ending(run, plan(command))
+    end = PostRun(run, plan(command))
     end.begun = not why
     end.close(code, why)
 
@@ -118,20 +118,20 @@ def test_nothing_of_what_happened_is_executed(run: RunDir, tmp_path: Path, monke
 )
 def test_how_it_ended_in_a_word(run: RunDir, code: int, record: dict[str, str], status: str, title: str) -> None:
     failed(run, **record)
-    facts = notification.of(run, plan(), code, begun=True)
+    facts = notification.payload(run, plan(), code, begun=True)
     assert (facts["status"], facts["title"], facts["exit_code"]) == (status, title, code)
     assert facts["text"].endswith(f"(exit {code})")
     assert (facts["cause"], facts["rank"]) == ((record.get("cause", "gpu_oom"), 1) if status == "failed" else (None, None))
 
 
 def test_stopped_between_two_starts(run: RunDir) -> None:
-    facts = notification.of(run, plan(), Exit.PREEMPTED, begun=True)
+    facts = notification.payload(run, plan(), Exit.PREEMPTED, begun=True)
     assert (facts["status"], facts["text"]) == ("preempted", "no checkpoint yet (exit 75)")
 
 
 def test_stopped_with_a_checkpoint(run: RunDir) -> None:
     finished(run)
-    facts = notification.of(run, plan(), Exit.INTERRUPTED, begun=True)
+    facts = notification.payload(run, plan(), Exit.INTERRUPTED, begun=True)
     assert facts["status"] == "stopped" and facts["text"].startswith("stopped at step 12, checkpoint saved; 12 steps")
 
 
@@ -148,7 +148,7 @@ def test_refused_data_of_a_resumed_run_says_nothing_of_what_was_before(run: RunD
 def test_a_run_that_was_stopped_before_its_first_step_gets_no_report(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     failed(run, kind="asked", cause="interrupted")
     monkeypatch.setattr(post_run.hook_runner, "run", lambda *_, **__: pytest.fail("a report is made"))
-    assert Ending(run, plan(report=True)).report(Exit.INTERRUPTED) is False
+    assert PostRun(run, plan(report=True)).report(Exit.INTERRUPTED) is False
 
 
 @pytest.mark.parametrize("report", [True, False])
@@ -157,9 +157,9 @@ def test_the_report_of_an_earlier_start_goes_when_this_one_has_none(run: RunDir,
     run.report.write_text("old")
     os.utime(run.report, (1, 1))
     monkeypatch.setattr(post_run.hook_runner, "run", lambda *_, **__: ("killed", ""))
-    end = Ending(run, plan(report=report))
+    end = PostRun(run, plan(report=report))
     assert run.report.exists() and not end.report(Exit.DONE) and not run.report.exists()
-    assert notification.of(run, plan(), 0, begun=True)["report"] is None
+    assert notification.payload(run, plan(), 0, begun=True)["report"] is None
 
 
 def test_a_resumed_run_tells_nothing_of_the_end_before(run: RunDir) -> None:
@@ -168,11 +168,11 @@ def test_a_resumed_run_tells_nothing_of_the_end_before(run: RunDir) -> None:
         os.utime(file, (1, 1))
     failed(run)
     assert (
-        "CUDA" not in notification.of(run, plan(), 4, begun=True)["text"]
-        and notification.of(run, plan(), 4, begun=True)["status"] == "failed"
+        "CUDA" not in notification.payload(run, plan(), 4, begun=True)["text"]
+        and notification.payload(run, plan(), 4, begun=True)["status"] == "failed"
     )
     run.failure.unlink()
-    assert notification.of(run, plan(), 75, begun=True)["text"] == "no checkpoint yet (exit 75)"
+    assert notification.payload(run, plan(), 75, begun=True)["text"] == "no checkpoint yet (exit 75)"
 
 
 def test_a_run_that_is_gone_is_told_too(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_run_that_is_gone_is_told_too(tmp_path: Path) -> None:
 
 def test_a_single_rank_without_a_supervisor_has_spoken_for_itself(run: RunDir) -> None:
     write_json(run.rank_error(0), {"type": "OutOfMemoryError", "message": "CUDA out of memory", "rank": 0})
-    facts = notification.of(run, plan(), 1, begun=True)
+    facts = notification.payload(run, plan(), 1, begun=True)
     assert (facts["status"], facts["cause"], facts["text"]) == (
         "failed",
         "gpu_oom",
@@ -193,7 +193,7 @@ def test_a_single_rank_without_a_supervisor_has_spoken_for_itself(run: RunDir) -
 
 def test_strangers_get_no_secrets(run: RunDir) -> None:
     failed(run, summary="ConnectionError: https://me:geheim@host/ token=geheim1234", advice=["curl -H 'Authorization: Bearer geheim1234'"])
-    assert "geheim" not in json.dumps(notification.of(run, plan(), 4, begun=True))
+    assert "geheim" not in json.dumps(notification.payload(run, plan(), 4, begun=True))
 
 
 def test_its_words_are_in_the_log_and_not_on_the_console(run: RunDir, log: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -254,9 +254,9 @@ def test_who_asks_to_stop_skips_it(run: RunDir, tmp_path: Path, token: str, numb
         import sys
         sys.path[:0] = [{str(ROOT)!r}]
         from tests.unit.test_launch_ending import plan
-        from training.launcher.post_run import Ending
+        from training.launcher.post_run import PostRun
         from training.core.rundir import RunDir
-        end = Ending(RunDir({str(run.path)!r}), plan("touch '{tmp_path}/begun'; sleep 1000"))
+        end = PostRun(RunDir({str(run.path)!r}), plan("touch '{tmp_path}/begun'; sleep 1000"))
         end.close(4)
         sys.exit(4)
     """
@@ -274,9 +274,9 @@ def test_killed_supervisor_leaves_nobody(run: RunDir, tmp_path: Path, token: str
         import sys
         sys.path[:0] = [{str(ROOT)!r}]
         from tests.unit.test_launch_ending import plan
-        from training.launcher.post_run import Ending
+        from training.launcher.post_run import PostRun
         from training.core.rundir import RunDir
-        Ending(RunDir({str(run.path)!r}), plan("setsid sleep 1000 & touch '{tmp_path}/begun'; sleep 1000")).close(0)
+        PostRun(RunDir({str(run.path)!r}), plan("setsid sleep 1000 & touch '{tmp_path}/begun'; sleep 1000")).close(0)
     """
     child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env={**os.environ, TOKEN: token})
     wait_until((tmp_path / "begun").exists)
@@ -287,13 +287,13 @@ def test_killed_supervisor_leaves_nobody(run: RunDir, tmp_path: Path, token: str
 # ── the report ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def with_report(run: RunDir, monkeypatch: pytest.MonkeyPatch, program: str) -> Ending:
+def with_report(run: RunDir, monkeypatch: pytest.MonkeyPatch, program: str) -> PostRun:
     """`program` in place of training.cli.report."""
     root = run.path.parent / "root"
     (root / "lib").mkdir(parents=True)
     (root / "lib/run_module.py").write_text(textwrap.dedent(program))
     monkeypatch.setattr(post_run, "ROOT", root)
-    end = Ending(run, plan(report=True))
+    end = PostRun(run, plan(report=True))
     end.begun = True
     return end
 

@@ -21,9 +21,9 @@ def test_a_stopped_guardian_is_continued() -> None:
     with Guardian() as token:
         pid = next(one for one in procfs.family(os.getpid()) if token in procfs.command(one))
         os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda: (now := procfs.look(pid)) and now.state == "T")
+        wait_until(lambda: (now := procfs.read_process(pid)) and now.state == "T")
         began = time.monotonic()
-    assert procfs.look(pid) is None
+    assert procfs.read_process(pid) is None
     assert time.monotonic() - began < reaper.LEAVES_S, "it left by itself"
 
 

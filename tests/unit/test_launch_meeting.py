@@ -15,18 +15,18 @@ import pytest
 from tests.conftest import wait_until
 from training.core.errors import Exit, UserError
 from training.core.failure_kinds import SILENT
-from training.host.placement import NODE, Place
+from training.host.placement import NODE, Topology
 from training.launcher import rendezvous
-from training.launcher.json_socket import LIMIT, Broken, Wire
+from training.launcher.json_socket import LIMIT, ConnectionLost, JsonSocket
 from training.launcher.local_ranks import QUIET_PORTS, free_port, listen
 from training.launcher.others import Others, asked
-from training.launcher.peer_link import Line, Lost, is_order
+from training.launcher.peer_link import LostPeer, PeerLink, is_order
 
 LOOPBACK = "127.0.0.1"
 
 
 def plan(node: int, port: int, nodes: int = 2, **config: Any) -> dict[str, Any]:
-    place = Place(NODE, "flags", "", nnodes=nodes, node_rank=node, master_addr=LOOPBACK, master_port=port)
+    place = Topology(NODE, "flags", "", nnodes=nodes, node_rank=node, master_addr=LOOPBACK, master_port=port)
     return {
         "place": place.record(),
         "config": {"seed": 1, "depth": 2, "master_port": port, "node_rank": node, "run_name": ""} | config,
@@ -40,9 +40,9 @@ def plan(node: int, port: int, nodes: int = 2, **config: Any) -> dict[str, Any]:
     }
 
 
-def wires() -> tuple[Wire, socket.socket]:
+def wires() -> tuple[JsonSocket, socket.socket]:
     ours, theirs = socket.socketpair()
-    return Wire(ours), theirs
+    return JsonSocket(ours), theirs
 
 
 def test_messages_arrive_whole_however_they_are_cut() -> None:
@@ -55,7 +55,7 @@ def test_messages_arrive_whole_however_they_are_cut() -> None:
     other.sendall(b'{"last": 1}\n')
     other.close()
     assert wire.arrived() == [{"last": 1}], "what was said before the end counts"
-    with pytest.raises(Broken, match="closed by the other side"):
+    with pytest.raises(ConnectionLost, match="closed by the other side"):
         wire.arrived()
 
 
@@ -67,7 +67,7 @@ def test_pings_are_no_messages_and_never_wait() -> None:
         if wire._unsent:
             break
     wire.ping()
-    ends = Wire(other)
+    ends = JsonSocket(other)
     while not ends.arrived() and wire._unsent:
         wire.ping()
     wire.send({"a": 1})
@@ -78,14 +78,14 @@ def test_silence_ends_with_whatever_arrives() -> None:
     wire, other = wires()
     wire.quiet_s = 11.0
     assert wire.arrived() == [] and wire.quiet_s == 11.0
-    Wire(other).ping()
+    JsonSocket(other).ping()
     assert wire.arrived() == [] and wire.quiet_s == 0.0
 
 
-def over_tcp() -> tuple[Wire, socket.socket]:
+def over_tcp() -> tuple[JsonSocket, socket.socket]:
     with listen(LOOPBACK, 0, 1) as store:
         ours = socket.create_connection(store.getsockname())
-        return Wire(ours), store.accept()[0]
+        return JsonSocket(ours), store.accept()[0]
 
 
 def test_the_kernel_looks_after_a_wire_too() -> None:
@@ -103,7 +103,7 @@ def test_why_a_line_broke_is_kept_for_who_reads() -> None:
     wire.ping()
     wire.ping()
     for _ in range(2):
-        with pytest.raises(Broken, match=r"Connection reset by peer|Broken pipe"):
+        with pytest.raises(ConnectionLost, match=r"Connection reset by peer|Broken pipe"):
             wire.receive(None)
 
 
@@ -111,7 +111,7 @@ def test_why_a_line_broke_is_kept_for_who_reads() -> None:
 def test_noise_is_no_message(noise: bytes) -> None:
     wire, other = wires()
     threading.Thread(target=lambda: other.sendall(noise), daemon=True).start()
-    with pytest.raises(Broken):
+    with pytest.raises(ConnectionLost):
         wire.receive(5)
 
 
@@ -147,12 +147,12 @@ def test_two_machines_meet_and_go() -> None:
     def member() -> Any:
         own = plan(1, port)
         name, own["launch"] = rendezvous.ask(own, 10)
-        with rendezvous.Member(own) as line:
+        with rendezvous.Peer(own) as line:
             line.gather(10)
             return name, line.go()
 
     thread, out = in_thread(member)
-    with rendezvous.Head(plan(0, port)) as line:
+    with rendezvous.Coordinator(plan(0, port)) as line:
         line.gather(10)
         team = line.go()
         assert (list(team.ranks), team.world_size, team.port) == ([0, 1], 4, port) and team.store is not None
@@ -166,7 +166,7 @@ def test_two_machines_start_again() -> None:
     port = free_port(LOOPBACK)
 
     def member() -> Any:
-        with rendezvous.Member(plan(1, port)) as line:
+        with rendezvous.Peer(plan(1, port)) as line:
             line.gather(10)
             seen = [line.go()]
             line.tell({"failed": {"rank": 2, "status": -9}})
@@ -176,7 +176,7 @@ def test_two_machines_start_again() -> None:
             return seen, orders, line.failed
 
     thread, out = in_thread(member)
-    with rendezvous.Head(plan(0, port)) as line:
+    with rendezvous.Coordinator(plan(0, port)) as line:
         line.gather(10)
         line.go().close()
         line.tell({"record": {"rank": 2}})
@@ -195,12 +195,12 @@ def test_the_first_to_end_waits_for_the_last() -> None:
     """Node 0 reports the end of the run when all have ended; a wish to stop reaches all of them, once."""
     port = free_port(LOOPBACK)
 
-    def heard(line: Line, node: int) -> dict[str, Any]:
+    def heard(line: PeerLink, node: int) -> dict[str, Any]:
         wait_until(lambda: select.select([line.wires[node]], [], [], 0.02)[0], 10)
         return line.read(node)[0]
 
     def member() -> Any:
-        with rendezvous.Member(plan(1, port)) as line:
+        with rendezvous.Peer(plan(1, port)) as line:
             line.gather(10)
             line.go()
             ours = Others(line)
@@ -210,7 +210,7 @@ def test_the_first_to_end_waits_for_the_last() -> None:
             return [*told, end, ours.wait(75)]
 
     thread, out = in_thread(member)
-    with rendezvous.Head(plan(0, port)) as line:
+    with rendezvous.Coordinator(plan(0, port)) as line:
         line.gather(10)
         line.go().close()
         ours = Others(line)
@@ -232,13 +232,13 @@ def test_who_was_asked_to_stop_after_a_failure_tells_the_others() -> None:
     port = free_port(LOOPBACK)
 
     def member() -> Any:
-        with rendezvous.Member(plan(1, port)) as line:
+        with rendezvous.Peer(plan(1, port)) as line:
             line.gather(10)
             line.go()
             return line.decide(None), line.stopped
 
     thread, out = in_thread(member)
-    with rendezvous.Head(plan(0, port)) as line:
+    with rendezvous.Coordinator(plan(0, port)) as line:
         line.gather(10)
         line.go().close()
         line.decide(None, 75)
@@ -251,13 +251,13 @@ def test_a_decision_that_comes_early_is_not_lost() -> None:
     line = Quiet()
     victim = {"rank": 1, "victim": True, "kind": "error", "node": 1}
     for message in ({"record": {"rank": 0}}, {"again": {"changes": {}}}):
-        Wire(line.other).send(message)
+        JsonSocket(line.other).send(message)
     assert line.settle(victim) == {"rank": 0}
     assert is_order(line.read(0)[0])
     line.keep(0, [{"again": {"changes": {}}}])
     assert line.decide(None) == {"changes": {}}
     for message in ({"go": 7}, {"failed": {"rank": 0}}):
-        Wire(line.other).send(message)
+        JsonSocket(line.other).send(message)
     assert line._await(("go",), "") == {"go": 7}
     assert line.read(0) == [{"failed": {"rank": 0}}], "of the next start"
 
@@ -266,18 +266,18 @@ def test_a_node_that_leaves_before_the_start_is_named_to_all() -> None:
     port, all_here = free_port(LOOPBACK), threading.Event()
 
     def leaves() -> None:
-        with rendezvous.Member(plan(1, port, nodes=3)) as line:
+        with rendezvous.Peer(plan(1, port, nodes=3)) as line:
             line.gather(10)
             all_here.wait(10)
 
     def stays() -> Any:
-        with rendezvous.Member(plan(2, port, nodes=3)) as line:
+        with rendezvous.Peer(plan(2, port, nodes=3)) as line:
             line.gather(10)
             return line.go()
 
     threads = [in_thread(leaves), in_thread(stays)]
     why = f"before the start: node 1 ({LOOPBACK}, {socket.gethostname()}) is gone: closed by the other side"
-    with rendezvous.Head(plan(0, port, nodes=3)) as line:
+    with rendezvous.Coordinator(plan(0, port, nodes=3)) as line:
         line.gather(10)
         all_here.set()
         with pytest.raises(UserError, match=re.escape(why)) as caught:
@@ -290,7 +290,7 @@ def test_a_node_that_leaves_before_the_start_is_named_to_all() -> None:
 
 def test_another_plan_is_refused_and_the_wait_goes_on() -> None:
     port = free_port(LOOPBACK)
-    with rendezvous.Head(plan(0, port)) as line:
+    with rendezvous.Coordinator(plan(0, port)) as line:
         thread, out = in_thread(lambda: rendezvous.ask(plan(1, port, seed=7), 5))
         with pytest.raises(UserError) as missing:
             line.gather(1.5)
@@ -299,7 +299,7 @@ def test_another_plan_is_refused_and_the_wait_goes_on() -> None:
     assert missing.value.code == Exit.RESOURCES and "node 1 of 2 did not come" in str(missing.value)
 
 
-class Quiet(rendezvous.Member):
+class Quiet(rendezvous.Peer):
     """A line whose other end says nothing."""
 
     def __init__(self, quiet_s: float = 0.0, *, unreachable: bool = False) -> None:
@@ -326,7 +326,7 @@ def test_silence_is_found_once(unreachable: bool, still_s: float, cause: str, wh
     line = Quiet(9.5, unreachable=unreachable)
     assert line.watch(still_s) == [] and line.overdue() is not None
     line.wires[0].quiet_s = 11.0
-    assert line.watch(still_s) == [Lost(0, SILENT, cause, f"{NODE_0} silent for 11 s: {why}")]
+    assert line.watch(still_s) == [LostPeer(0, SILENT, cause, f"{NODE_0} silent for 11 s: {why}")]
     assert line.watch(still_s) == [] and not line.there(0)
 
 
@@ -334,7 +334,7 @@ def test_a_frozen_supervisor_whose_ranks_go_on_is_only_said(capsys: pytest.Captu
     line = Quiet(11.0)
     assert line.watch(0.1) == line.watch(0.1) == []
     assert capsys.readouterr().err.count(f"{NODE_0} silent for 11 s: the machine answers, its supervisor does not") == 1
-    Wire(line.other).ping()
+    JsonSocket(line.other).ping()
     assert line.read(0) == [] and line.watch(0.1) == [] and line.overdue() is None
     assert f"{NODE_0} answers again" in capsys.readouterr().err
 
@@ -347,7 +347,7 @@ def test_who_was_stopped_himself_accuses_nobody() -> None:
 
 def test_silence_that_is_sure_is_told_at_once() -> None:
     own = {"kind": SILENT, "rank": None, "victim": False, "node": 2}
-    head = rendezvous.Head(plan(0, free_port(LOOPBACK), nodes=3))
+    head = rendezvous.Coordinator(plan(0, free_port(LOOPBACK), nodes=3))
     with head:
         far, near = wires()
         head.met(1, far, LOOPBACK, "a")
@@ -355,15 +355,15 @@ def test_silence_that_is_sure_is_told_at_once() -> None:
         healthy, other = wires()
         head.met(2, healthy, LOOPBACK, "b")
         assert head.settle(own) is own
-        assert Wire(other).receive(1) == {"record": own}
+        assert JsonSocket(other).receive(1) == {"record": own}
         assert head.decide({"changes": {}}) is None, "not all are there"
-        assert Wire(near).receive(1) == {"record": own}
+        assert JsonSocket(near).receive(1) == {"record": own}
 
 
 @pytest.mark.parametrize("node", [0, 2, 9, "1", None])
 def test_a_node_that_is_not_awaited_is_refused(node: object) -> None:
     port = free_port(LOOPBACK)
-    with rendezvous.Head(plan(0, port)) as line:
+    with rendezvous.Coordinator(plan(0, port)) as line:
         assert any("are awaited here" in text for text in line._refusal({"duet": rendezvous.PROTOCOL, "node": node}, node))
         assert line._refusal({"duet": 0}, 1) == ["it speaks another version of the launcher"]
         assert line._refusal({"duet": rendezvous.PROTOCOL, "want": "join", "launch": "old"}, 1) == ["it belongs to another start"]
@@ -372,7 +372,7 @@ def test_a_node_that_is_not_awaited_is_refused(node: object) -> None:
 @pytest.mark.parametrize("name", ["../evil", "a/b", ".hidden", "", 7, None])
 def test_a_run_name_from_the_network_makes_no_path(name: object) -> None:
     port = free_port(LOOPBACK)
-    with rendezvous.Head(plan(0, port) | {"run_name": name}) as line:
+    with rendezvous.Coordinator(plan(0, port) | {"run_name": name}) as line:
         thread, out = in_thread(lambda: rendezvous.ask(plan(1, port), 5))
         with pytest.raises(UserError):
             line.gather(1.0)

@@ -10,7 +10,7 @@ import pytest
 
 from training.core.errors import UserError
 from training.host import slurm_env, topology
-from training.host.placement import DEFAULT_PORT, LOCAL, NODE, RANK, Asked, Place
+from training.host.placement import DEFAULT_PORT, LOCAL, NODE, RANK, LauncherOptions, Topology
 
 RANK_ENV = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "2000"}
 NODE_ENV = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "2000"}
@@ -26,8 +26,8 @@ STEP = {
 }
 
 
-def find(environ: dict[str, str], *, script: bool = True, gpus: bool = False, **asked: object) -> Place:
-    return topology.find(environ, Asked(**asked), starts_ranks=script, several_gpus=gpus)  # type: ignore[arg-type]
+def find(environ: dict[str, str], *, script: bool = True, gpus: bool = False, **asked: object) -> Topology:
+    return topology.find(environ, LauncherOptions(**asked), starts_ranks=script, several_gpus=gpus)  # type: ignore[arg-type]
 
 
 def problems(environ: dict[str, str], **asked: object) -> list[str]:

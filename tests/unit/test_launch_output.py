@@ -12,7 +12,7 @@ import pytest
 
 from training.core import log as console
 from training.launcher import output
-from training.launcher.output import Output
+from training.launcher.output import RankOutput
 
 
 @pytest.fixture
@@ -24,12 +24,12 @@ def log(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def through(log: Path, tmp_path: Path) -> Callable[..., Output]:
+def through(log: Path, tmp_path: Path) -> Callable[..., RankOutput]:
     """Each of these pieces is read by itself; the output is closed, if not `still` open."""
 
-    def make(*pieces: bytes, shown: bool = True, still: bool = False) -> Output:
+    def make(*pieces: bytes, shown: bool = True, still: bool = False) -> RankOutput:
         read, write = os.pipe()
-        made = Output(read, tmp_path / "rank1.log", shown)
+        made = RankOutput(read, tmp_path / "rank1.log", shown)
         for piece in pieces:
             os.write(write, piece)
             assert made.drain()
@@ -42,7 +42,7 @@ def through(log: Path, tmp_path: Path) -> Callable[..., Output]:
 
 
 def test_every_byte_goes_to_the_ranks_log_and_the_console(
-    through: Callable[..., Output], log: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+    through: Callable[..., RankOutput], log: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     pieces = [b"one\ntw", b"o\n\xff\xfe\n", b" 10 %\r 50 %", b"\r100 %\n", b"last"]
     through(*pieces)
@@ -60,12 +60,12 @@ def test_every_byte_goes_to_the_ranks_log_and_the_console(
     ],
     ids=["line ends", "a bar that was wiped out", "colours", "empty lines"],
 )
-def test_the_log_gets_what_a_terminal_shows(through: Callable[..., Output], log: Path, written: bytes, kept: str) -> None:
+def test_the_log_gets_what_a_terminal_shows(through: Callable[..., RankOutput], log: Path, written: bytes, kept: str) -> None:
     through(written)
     assert log.read_text() == kept
 
 
-def test_many_lines_are_one_write(through: Callable[..., Output], log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_lines_are_one_write(through: Callable[..., RankOutput], log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writes: list[int] = []
     original = os.write
     monkeypatch.setattr(console.os, "write", lambda fd, data: (writes.append(fd), original(fd, data))[1])
@@ -73,13 +73,13 @@ def test_many_lines_are_one_write(through: Callable[..., Output], log: Path, mon
     assert log.stat().st_size == 52_000 and len(writes) == 2, "the pipe's and the log's"
 
 
-def test_a_line_without_an_end_takes_no_memory(through: Callable[..., Output]) -> None:
+def test_a_line_without_an_end_takes_no_memory(through: Callable[..., RankOutput]) -> None:
     made = through(*[b"\r 50 %" * 10_000] * 4, still=True)
     assert len(made._line) <= output.OPEN_BYTES
     made.close()
 
 
-def test_the_rank_need_not_wait_for_each_read(through: Callable[..., Output]) -> None:
+def test_the_rank_need_not_wait_for_each_read(through: Callable[..., RankOutput]) -> None:
     made = through(still=True)
     assert fcntl.fcntl(made.fd, fcntl.F_GETPIPE_SZ) == output.PIPE_BYTES
     made.close()
@@ -91,7 +91,7 @@ TRACEBACK = (
 
 
 @pytest.mark.parametrize("cut", [5, 40, 70, len(TRACEBACK) - 3])
-def test_an_exception_in_a_thread_is_told_once_when_all_of_it_is_there(through: Callable[..., Output], cut: int) -> None:
+def test_an_exception_in_a_thread_is_told_once_when_all_of_it_is_there(through: Callable[..., RankOutput], cut: int) -> None:
     made = through(b"step 1\n", TRACEBACK[:cut], shown=False, still=True)
     assert made.thread() == ""
     made.close()
@@ -101,7 +101,7 @@ def test_an_exception_in_a_thread_is_told_once_when_all_of_it_is_there(through: 
     made.close()
 
 
-def test_what_the_console_shows_anyway_is_not_told_again(through: Callable[..., Output]) -> None:
+def test_what_the_console_shows_anyway_is_not_told_again(through: Callable[..., RankOutput]) -> None:
     made = through(TRACEBACK, still=True)
     assert made.thread(ended=True) == ""
     made.close()

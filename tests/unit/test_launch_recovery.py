@@ -23,7 +23,9 @@ KILL = -signal.SIGKILL
 
 def plan(retries: int = 2, size: int = 8, workers: int = 4, **config: Any) -> dict[str, Any]:
     """Of two ranks with 16 sequences of 32 tokens per step."""
-    load = memory.Load(depth=1, sequences=size, seq_len=32, vocab=256, bf16=False, compiled=False, cuda=False, ranks=2, total_tokens=512)
+    load = memory.StepWorkload(
+        depth=1, sequences=size, seq_len=32, vocab=256, bf16=False, compiled=False, cuda=False, ranks=2, total_tokens=512
+    )
     values = {"depth": 1, "max_seq_len": 32, "total_batch_size": 512, "device_batch_size": size, "num_workers": workers} | config
     return {
         "config": values,

@@ -207,5 +207,5 @@ def test_the_changed_plan_says_all_that_follows_from_a_smaller_batch() -> None:
     ],
 )
 def test_the_plan_decides_how_often(retries: int | str, script: str, started_by: str, expected: tuple[int, str]) -> None:
-    choice = decisions.retries(Config(retries=retries), decisions.Choice(started_by, ""), script)
+    choice = decisions.retries(Config(retries=retries), decisions.Decision(started_by, ""), script)
     assert (choice.value, choice.reason) == expected

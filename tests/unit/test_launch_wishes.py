@@ -10,13 +10,13 @@ import pytest
 from training.core.errors import Exit
 from training.host.process import STOP_SIGNALS
 from training.launcher import stop_signals
-from training.launcher.stop_signals import Wishes
+from training.launcher.stop_signals import StopSignals
 
 pytestmark = pytest.mark.usefixtures("handlers")
 
 
 def test_a_wish_waits_until_it_is_read() -> None:
-    with Wishes() as wanted:
+    with StopSignals() as wanted:
         assert wanted.wait(0) is None
         os.kill(os.getpid(), signal.SIGTERM)
         with wanted:
@@ -27,7 +27,7 @@ def test_a_wish_waits_until_it_is_read() -> None:
 
 def test_who_was_not_asked_leaves_everything_as_it_was() -> None:
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
-    with Wishes():
+    with StopSignals():
         assert signal.getsignal(signal.SIGTERM) not in before
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
@@ -39,7 +39,7 @@ def test_long_work_is_ended_by_a_wish_that_still_counts() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         done.append("after the wish")
 
-    with Wishes() as wanted:
+    with StopSignals() as wanted:
         wanted.unless_asked(work)
         assert not done and wanted.wait(0) == signal.SIGINT
         work()

@@ -62,7 +62,7 @@ def test_the_loss_is_shown_in_the_unit_of_the_evaluations(made: Made) -> None:
     assert (seen["training"]["loss"], seen["training"]["loss_unit"]) == (pytest.approx(recorded), "nats/token")
     assert f"loss {shown} bits/byte" in text_of(made.run) and "val 2.0000 bits/byte" in text_of(made.run)
     assert f"loss {shown} bits/byte  val 2.0000 bits/byte" in screen.one_line(seen)
-    rows = run_list.screen(run_list.Fleet(made.run.path.parent).read(), View(120, 30))
+    rows = run_list.screen(run_list.RunTable(made.run.path.parent).read(), View(120, 30))
     assert any(f"{shown}   2.0000" in row for row in rows), rows
 
 
@@ -179,7 +179,7 @@ def test_the_last_record_of_a_step_wins(made: Made) -> None:
 
 def test_a_cut_line_waits_until_it_is_whole(made: Made) -> None:
     made.steps(10)
-    watch = state.Watch(made.run)
+    watch = state.RunWatch(made.run)
     with made.run.metrics.open("a") as file:
         file.write('{"step": 11, "lo')
         file.flush()
@@ -190,7 +190,7 @@ def test_a_cut_line_waits_until_it_is_whole(made: Made) -> None:
 
 
 def test_a_file_that_starts_again_is_read_again(made: Made) -> None:
-    watch = state.Watch(made.steps(50).run)
+    watch = state.RunWatch(made.steps(50).run)
     assert watch.read()["progress"]["step"] == 50
     made.run.metrics.write_text("")
     made.step(1, 5.0)
@@ -208,7 +208,7 @@ def test_a_long_file_is_skimmed_without_losing_what_counts(made: Made, monkeypat
     made.run.metrics.write_text("\n".join(lines) + "\n")
     size = made.run.metrics.stat().st_size
     assert size > jsonl.WHOLE
-    skimmed = state.Watch(made.run)
+    skimmed = state.RunWatch(made.run)
     quick = skimmed.read()
     monkeypatch.setattr(jsonl, "WHOLE", 10 * size)
     full = look(made.run)
@@ -233,7 +233,7 @@ def test_a_very_long_file_is_searched_piece_by_piece(made: Made, monkeypatch: py
     whole = look(made.run)
     for name, size in (("WHOLE", 1 << 14), ("END", 1 << 13), ("SEARCHED", 1 << 16), ("BLOCK", 1 << 15)):
         monkeypatch.setattr(jsonl, name, size)
-    watch = state.Watch(made.run)
+    watch = state.RunWatch(made.run)
     first = watch.read()
     assert first["progress"] == whole["progress"] | {"elapsed_s": first["progress"]["elapsed_s"]}
     assert first["training"]["eval_best_step"] > 1500 and first["loss_curve"]["points"][0]["step"] < 200
@@ -245,7 +245,7 @@ def test_a_very_long_file_is_searched_piece_by_piece(made: Made, monkeypatch: py
     while not watch._history._tail.searched:
         seen = watch.read()
     assert sorted(watch._history.evaluations) == list(range(500, 20_001, 500))  # none at the border of two pieces is lost
-    assert seen["training"] == whole["training"] == state.Watch(made.run).read_all()["training"]
+    assert seen["training"] == whole["training"] == state.RunWatch(made.run).read_all()["training"]
 
 
 def test_nan_loss_is_shown_and_is_null_in_json(made: Made) -> None:
@@ -298,7 +298,7 @@ def test_gpu_rows_mark_processes_of_this_run(made: Made, monkeypatch: pytest.Mon
             gpu(1, gpus.GpuProcess(worker.pid, None)),
             gpus.Gpu(2, "GPU-2", "NVIDIA A2", None, None, None, None, None),
         )
-        monkeypatch.setattr(gpus, "look", lambda environ: gpus.Machine(found, "3"))
+        monkeypatch.setattr(gpus, "inventory", lambda environ: gpus.GpuInventory(found, "3"))
         seen = look(made.run)
         assert [[p["this_run"] for p in g["processes"]] for g in seen["gpus"]] == [[False, True], [True], []]
         shown, wide = text_of(made.run), text_of(made.run, 120)
@@ -314,12 +314,12 @@ def test_a_driver_that_hangs_or_breaks_does_not_stop_the_monitor(made: Made, mon
     rundir.write_json(made.run.plan, made.plan | {"device": {"value": "cuda", "reason": "-"}})
     released = threading.Event()
 
-    def hanging(environ: object) -> gpus.Machine:
+    def hanging(environ: object) -> gpus.GpuInventory:
         released.wait(PATIENCE_S)
         raise OSError("Xid 79")
 
-    monkeypatch.setattr(gpus, "look", hanging)
-    watch = state.Watch(made.run)
+    monkeypatch.setattr(gpus, "inventory", hanging)
+    watch = state.RunWatch(made.run)
     seen = watch.read(0.01)
     assert "has not answered for" in seen["gpus_reason"]
     assert "has not answered for" in "\n".join(screen.screen(seen, View(80, 24)))

@@ -31,7 +31,7 @@ def healthy(made: Made) -> dict[str, Any]:
 
 
 def texts(seen: dict[str, Any]) -> list[str]:
-    return [a["text"] for a in alerts.of(seen)]
+    return [a["text"] for a in alerts.active_alerts(seen)]
 
 
 def gpu(**facts: Any) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def test_heat_and_strangers(healthy: dict[str, Any]) -> None:
 def test_a_standstill_says_who_is_where_and_nothing_of_the_time_left(made: Made) -> None:
     made.supervisor(os.getpid()).steps(100).beats("backward", 101, ranks=[0]).beats("forward", 101, ranks=[1])
     assert look(made.run)["progress"]["eta_s"] is not None
-    made.step(100, 2.0, at=made.at + 10, own_ms=[40.0, 99.0])
+    made.step(100, 2.0, at=made.at + 10, compute_ms=[40.0, 99.0])
     seen = look(made.run)
     assert seen["progress"]["eta_s"] is None
     (first,) = [t for t in texts(seen) if "step" in t]
@@ -98,14 +98,14 @@ def test_a_standstill_says_who_is_where_and_nothing_of_the_time_left(made: Made)
 def test_slow_rank_is_named(made: Made) -> None:
     made.supervisor(os.getpid()).beats()
     for step in range(1, 40):
-        made.step(step, 2.0, own_ms=[40.0, 62.0])
+        made.step(step, 2.0, compute_ms=[40.0, 62.0])
     assert texts(look(made.run)) == []  # too early to say
     for step in range(40, 110):
-        made.step(step, 2.0, own_ms=[40.0, 62.0])
+        made.step(step, 2.0, compute_ms=[40.0, 62.0])
     assert any(t.startswith("rank 1 needs 62 ms for its data and forward pass, the others 40 ms") for t in texts(look(made.run)))
     assert "! rank 1 needs 62 ms" in text_of(made.run)
     for step in range(110, 300):
-        made.step(step, 2.0, own_ms=[40.0, 41.0])
+        made.step(step, 2.0, compute_ms=[40.0, 41.0])
     assert not any("needs" in t for t in texts(look(made.run)))
 
 
@@ -128,7 +128,7 @@ def test_of_an_ended_run_nothing_is_urgent(healthy: dict[str, Any]) -> None:
 
 
 def test_a_driver_is_asked_for_what_alerts_need(nvidia: Callable[..., dict[str, str]]) -> None:
-    code = "import json; from training.host import gpus; print(json.dumps(gpus.look({}).gpus[1].record()))"
+    code = "import json; from training.host import gpus; print(json.dumps(gpus.inventory({}).gpus[1].record()))"
     environ = os.environ | nvidia(POWER_LIMIT=575, POWER="400,70", USE="97,100", FAN=33, REASONS="1,64")
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     seen = gpus.Gpu(**json.loads(done.stdout))

@@ -14,7 +14,7 @@ from tests.unit.monitor_person import Person
 from tests.unit.monitor_runs import Made, dead_pid, old
 from training.cli import monitor
 from training.monitor import run_list, term_text
-from training.monitor.run_list import Fleet
+from training.monitor.run_list import RunTable
 from training.monitor.screen import View
 
 
@@ -32,7 +32,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_living_runs_come_first(runs: Path) -> None:
-    seen = Fleet(runs).read()
+    seen = RunTable(runs).read()
     assert [(r["run"]["name"], r["run"]["state"]) for r in seen["runs"]] == [
         ("living", "running"),
         ("failed", "failed"),
@@ -42,7 +42,7 @@ def test_living_runs_come_first(runs: Path) -> None:
 
 
 def test_what_has_ended_is_looked_at_once_until_it_is_started_again(runs: Path) -> None:
-    every = Fleet(runs)
+    every = RunTable(runs)
     every.read()
     old(runs / "finished" / "summary.json")
     finished = Made(runs / "finished", age_s=0.0).supervisor(os.getpid())
@@ -53,7 +53,7 @@ def test_what_has_ended_is_looked_at_once_until_it_is_started_again(runs: Path) 
 
 @pytest.mark.parametrize(("width", "height"), [(20, 4), (80, 24), (120, 40), (200, 50)])
 def test_the_table_fits(runs: Path, width: int, height: int) -> None:
-    lines = run_list.screen(Fleet(runs).read(), View(width, height, footer="q quit"))
+    lines = run_list.screen(RunTable(runs).read(), View(width, height, footer="q quit"))
     assert len(lines) == height and max(map(len, lines)) <= width
     if width >= 80:
         row = next(line for line in lines if " living " in line)
@@ -64,7 +64,7 @@ def test_the_table_fits(runs: Path, width: int, height: int) -> None:
 def test_more_runs_than_rows_follow_the_mark(tmp_path: Path) -> None:
     for number in range(30):
         Made(tmp_path / "experiments" / f"run {number:02}", age_s=1.0).supervisor(dead_pid()).summary()
-    seen = Fleet(tmp_path / "experiments").read()
+    seen = RunTable(tmp_path / "experiments").read()
     for marked in (0, 15, 29):
         shown = "\n".join(run_list.screen(seen, View(80, 16), marked))
         assert f"> {seen['runs'][marked]['run']['name']}" in shown and "of 30" in shown
@@ -72,7 +72,7 @@ def test_more_runs_than_rows_follow_the_mark(tmp_path: Path) -> None:
 
 def test_a_living_run_is_shown_however_old_it_is(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_list, "MOST", 1)
-    every = Fleet(runs)
+    every = RunTable(runs)
     for _ in range(2):
         seen = every.read()
         assert [r["run"]["name"] for r in seen["runs"]] == ["living", "failed"] and seen["runs_there"] == 3
@@ -82,7 +82,7 @@ def test_a_living_run_is_shown_however_old_it_is(runs: Path, monkeypatch: pytest
 def test_wide_letters_and_names_that_differ_at_their_end(tmp_path: Path) -> None:
     for name in ("图像恢复_五号", "quickstart_of_the_long_night_20261121_031906", "quickstart_of_the_long_night_20261121_032227"):
         Made(tmp_path / "experiments" / name).supervisor(dead_pid()).steps(40).summary()
-    lines = run_list.screen(Fleet(tmp_path / "experiments").read(), View(80, 24))
+    lines = run_list.screen(RunTable(tmp_path / "experiments").read(), View(80, 24))
     rows = [line for line in lines if "FINISHED" in line]
     assert len({term_text.cells(row[: row.index("FINISHED")]) for row in rows}) == 1
     assert any("031906" in row for row in rows) and any("032227" in row for row in rows)

@@ -272,7 +272,7 @@ def test_what_can_not_be_read(what: str, tmp_path: Path) -> None:
 
 def test_it_has_all_that_a_run_has(made_run: Made, tmp_path: Path) -> None:
     """Whatever shows the state of a run shows this one too."""
-    run = state.Watch(made_run.steps(3).run).read(PATIENCE_S)
+    run = state.RunWatch(made_run.steps(3).run).read(PATIENCE_S)
     log = look(made(tmp_path, STEPS))
     assert run.keys() <= log.keys()
     for section in ("run", "progress", "training", "loss_curve", "log"):

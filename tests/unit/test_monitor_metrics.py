@@ -67,7 +67,9 @@ def test_every_metric_can_be_told(made: Made) -> None:
 
 def test_what_is_unknown_is_absent_and_never_0(made: Made) -> None:
     state = look(made.run)
-    state["gpus"] = host_stats.gpu_records(gpus.Machine((gpus.Gpu(0, "GPU-0", "old", None, None, None, None, None),), ""), set(), set())
+    state["gpus"] = host_stats.gpu_records(
+        gpus.GpuInventory((gpus.Gpu(0, "GPU-0", "old", None, None, None, None, None),), ""), set(), set()
+    )
     state["gpus"][0]["throttle_reasons"] = None
     seen = of(state)
     training = ("loss", "eval", "learning_rate", "grad_norm", "tokens", "step_seconds", "mfu", "eta", "epoch", "last_step", "checkpoint")

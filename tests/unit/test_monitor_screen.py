@@ -106,7 +106,7 @@ def test_two_gpus_as_a_person_sees_them(
 ) -> None:
     rundir.write_json(made.run.plan, made.plan | {"device": {"value": "cuda", "reason": "-"}, "gpus": [{"uuid": UUID_0}, {"uuid": UUID_1}]})
     for step in range(101, 160):
-        made.step(step, 2.0, mfu=0.412, own_ms=[40.0, 41.0], memory_bytes=[21 * GIB, 21 * GIB])
+        made.step(step, 2.0, mfu=0.412, compute_ms=[40.0, 41.0], memory_bytes=[21 * GIB, 21 * GIB])
     (made.run.checkpoints / "step_00000100").mkdir()
     processes = f"{os.getpid()}:21.5;{os.getppid()}:2"  # a stranger is on GPU 1
     facts = {"USE": "97,100", "POWER": "431,70", "POWER_LIMIT": 575, "TEMPERATURE": "71,93", "REASONS": "1,64"}

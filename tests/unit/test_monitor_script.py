@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.monitor_runs import Made, dead_pid, look, program, text_of
 from training.core import rundir
-from training.diagnose.log_parsers.log_metrics import Figures
+from training.diagnose.log_parsers.log_metrics import LogMetrics
 from training.monitor import state
 
 KAIR = Path(__file__).parents[1] / "fixtures" / "foreign" / "kair.log"
@@ -56,7 +56,7 @@ def test_its_figures_are_shown_like_those_of_a_task_of_ours(ours: Made) -> None:
 def test_the_last_rank_may_tell_them_or_torchrun_for_all(ours: Made, name: str, other: str) -> None:
     if name == "torchrun.log":  # nobody knows the ranks' processes
         rundir.write_json(ours.run.supervisor, {"pid": os.getpid(), "started": ours.at + 1, "ranks": [{"rank": None, "pid": os.getpid()}]})
-    watch = state.Watch(ours.run)
+    watch = state.RunWatch(ours.run)
     print_of(ours, other, "loading\n")
     assert watch.read()["progress"]["step"] is None
     print_of(ours, name, STEPS)
@@ -94,7 +94,7 @@ def test_as_records_with_times_of_this_machine_where_all_lines_tell_them(tmp_pat
     log.write_text(line.format(minute=11, step=1) + line.format(minute=12, step=2) + average + line.format(minute=13, step=3))
     written = datetime(2026, 11, 22, 9, 13, 1, tzinfo=timezone.utc).timestamp()  # where clocks show six hours less than UTC
     os.utime(log, (written, written))
-    told = Figures(log)
+    told = LogMetrics(log)
     told.read(written)
     assert [(r["step"], r["time"] - written, r.get("loss")) for r in told.records()] == [
         (1, -121, 0.15),

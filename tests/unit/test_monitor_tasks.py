@@ -15,9 +15,9 @@ from training.core import metric_units, rundir
 from training.diagnose.log_parsers import line_parser
 from training.monitor import run_list, screen
 from training.monitor.health import run_checks
-from training.monitor.health.activity import Looked
+from training.monitor.health.activity import ActivityWindow
 from training.monitor.health.target import Target
-from training.monitor.run_list import Fleet
+from training.monitor.run_list import RunTable
 from training.monitor.screen import View
 
 SUMMARY: dict[str, Any] = {"status": "done", "loss_first": 0.0523, "loss_last": 0.00412, "val_psnr_first": 27.13, "val_psnr_last": 29.82}
@@ -48,7 +48,7 @@ def test_a_task_with_a_word_of_its_own_for_its_samples(tmp_path: Path) -> None:
     training = seen["training"]
     assert [training[key] for key in ("unit", "samples", "samples_per_s", "tokens", "tokens_per_s")] == ["clips", 58, 2.5, None, None]
     assert "2.5 clips/s" in text_of(made.run) and "58 clips" in text_of(made.run)
-    assert "CLIPS/S" in run_list.screen(Fleet(tmp_path / "experiments").read(), View(100, 20))[2]
+    assert "CLIPS/S" in run_list.screen(RunTable(tmp_path / "experiments").read(), View(100, 20))[2]
 
 
 def test_what_a_run_of_tokens_says_as_json(made: Made) -> None:
@@ -80,7 +80,7 @@ def test_how_it_ended(video: Made) -> None:
 
 def test_side_by_side(video: Made, tmp_path: Path) -> None:
     def shown() -> list[str]:
-        return run_list.screen(Fleet(tmp_path / "experiments").read(), View(100, 20))
+        return run_list.screen(RunTable(tmp_path / "experiments").read(), View(100, 20))
 
     assert "SAMPLES/S" in shown()[2]
     Made(tmp_path / "experiments" / "text").steps(3)
@@ -104,7 +104,7 @@ def test_whatever_a_plan_says_of_its_task(made: Made, task: object) -> None:
 def test_inspection_speaks_of_samples(video: Made) -> None:
     seen = look(video.run)
     for rank in seen["ranks"]:
-        rank["own_ms_median"] = 40.0
+        rank["compute_ms_median"] = 40.0
     assert run_checks.speed(seen).text.startswith("a step takes 104 ms, 3.27 samples/s; ")
     assert "0.00578 at step 100" in run_checks.loss(seen).text
     ranks = [{"rank": r, "world_size": 2, "dataset_sequences": 90, "batches": 5, "count": 40, "first_sequences": [r]} for r in (0, 1)]
@@ -112,7 +112,7 @@ def test_inspection_speaks_of_samples(video: Made) -> None:
     video.plan["batch"] = {"device_sequences": 8}
     found = run_checks.data(Target(video.run, video.plan, {}, 2, 2, "plan.json"), [event])
     assert found.text.startswith("epoch 1: 90 samples, 40 samples in 5 batches for each of 2 ranks")
-    assert run_checks.of_run(Target(video.run, video.plan, {}, 2, 2, "plan.json"), Looked({}, 1.0), seen, [event])
+    assert run_checks.of_run(Target(video.run, video.plan, {}, 2, 2, "plan.json"), ActivityWindow({}, 1.0), seen, [event])
 
 
 def test_our_own_log_where_the_run_is_gone() -> None:

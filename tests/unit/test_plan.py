@@ -19,7 +19,7 @@ from training.config.schema import FIELDS
 from training.core.errors import Exit, Problem, UserError
 from training.core.rundir import RunDir, write_json
 from training.host import decisions
-from training.host.gpus import Gpu, GpuProcess, Machine
+from training.host.gpus import Gpu, GpuInventory, GpuProcess
 from training.host.torch_build import TorchBuild
 from training.launcher import rendezvous
 from training.plan import request, writer
@@ -46,7 +46,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def has(*free_gib: float, processes: tuple[GpuProcess, ...] = ()) -> None:
         cards = [Gpu(n, f"GPU-{n}", f"Card {n}", 32 * GIB, int(f * GIB), 0, 40, 70.0, (12, 0), processes) for n, f in enumerate(free_gib)]
-        monkeypatch.setattr(planner.gpus, "look", lambda environ: Machine(tuple(cards), f"{len(cards)} on this machine", "580", "13.0"))
+        monkeypatch.setattr(
+            planner.gpus, "inventory", lambda environ: GpuInventory(tuple(cards), f"{len(cards)} on this machine", "580", "13.0")
+        )
 
     return has
 

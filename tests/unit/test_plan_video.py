@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import ROOT
-from training.host.gpus import VISIBLE, Gpu, Machine, visible
+from training.host.gpus import VISIBLE, Gpu, GpuInventory, visible
 from training.host.torch_build import TorchBuild
 from training.plan import training_plan as planner
 
@@ -24,11 +24,11 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     """CUDA_VISIBLE_DEVICES chooses among them, as the driver's answer is read."""
     cards = [Gpu(n, f"GPU-{n}", f"Card {n}", 32 * GIB, 31 * GIB, 0, 40, 70.0, (12, 0)) for n in range(4)]
 
-    def look(environ: dict[str, str]) -> Machine:
+    def look(environ: dict[str, str]) -> GpuInventory:
         chosen, reason = visible(cards, environ.get(VISIBLE))
-        return Machine(tuple(chosen), reason, "580", "13.0")
+        return GpuInventory(tuple(chosen), reason, "580", "13.0")
 
-    monkeypatch.setattr(planner.gpus, "look", look)
+    monkeypatch.setattr(planner.gpus, "inventory", look)
     monkeypatch.setattr(planner.torch_build, "installed", lambda: TorchBuild("2.99.0", "13.0"))
     monkeypatch.setattr(planner.env_vars, "cpu_count", lambda: 8)
     monkeypatch.chdir(ROOT)

@@ -178,7 +178,7 @@ def test_restarts_are_attempts_on_the_timeline(whole: Made) -> None:
     event(whole, "restart", 15.1, attempt=2, seconds_lost=3.0, text="hang at step 100: started again from step 80")
     event(whole, "start", 20.0, step=80, total_steps=400, world_size=2)
     event(whole, "recovered", 21.0, attempt=2, step=81, seconds=9.0)
-    seen = timeline.of(run.look(whole.run))
+    seen = timeline.timeline_chart(run.read_run(whole.run))
     assert seen
     rows = list(zip(*(seen.columns[key] for key in ("lane", "kind")), strict=True))
     assert {lane for lane, _ in rows} >= {"start 1", "start 2", "restarts", "failures", "checkpoints"}
@@ -243,7 +243,7 @@ def test_values_that_make_no_sense(tmp_path: Path) -> None:
     }
     made = planned(tmp_path / "experiments" / "odd", config=odd, **facts)
     made.step(10**12, 1e308, at=-5.0, tokens=10**18)
-    made.step(10**12 + 1, -1e308, at=float("nan"), own_ms=[float("nan"), None])
+    made.step(10**12 + 1, -1e308, at=float("nan"), compute_ms=[float("nan"), None])
     made.score(10**12 + 1, float("inf"))
     event(made, "start", 1.0, step="x")
     event(made, "restart", -100.0, seconds_lost=float("-inf"))
@@ -256,8 +256,8 @@ def test_values_that_make_no_sense(tmp_path: Path) -> None:
 def test_of_many_ranks_those_that_differ_are_shown(tmp_path: Path) -> None:
     made = planned(tmp_path / "experiments" / "many", ranks=40)
     for step in range(1, 61):
-        made.step(step, 2.0, own_ms=[90.0 if rank == 17 else 40 + rank / 100 for rank in range(40)])
-    chart = run_charts.balance(run.look(made.run))
+        made.step(step, 2.0, compute_ms=[90.0 if rank == 17 else 40 + rank / 100 for rank in range(40)])
+    chart = run_charts.balance(run.read_run(made.run))
     assert chart and len(chart.legend) == run_charts.RANKS and "rank 17" in dict(chart.legend)
     assert "the 8 of 40 ranks that differ most" in chart.note
     assert "Rank 17 needs the most time of its own" in read(page_of(made)).text
@@ -276,7 +276,7 @@ def test_the_program_is_kept_for_the_next_time(tmp_path: Path) -> None:
 
 
 def loss_of(made: Made) -> charts.Chart:
-    chart = run_charts.loss(run.look(made.run))
+    chart = run_charts.loss(run.read_run(made.run))
     assert chart
     return chart
 
@@ -304,7 +304,7 @@ def resumed(tmp_path: Path) -> Made:
 
 
 def test_a_resumed_run_counts_from_its_first_start_without_the_pause(resumed: Made) -> None:
-    seen = run.look(resumed.run)
+    seen = run.read_run(resumed.run)
     assert seen.begun == pytest.approx(resumed.at - 72 * 3600 + 1) and seen.starts == 2
     assert seen.pauses == [pytest.approx((resumed.at - 72 * 3600 + 7, resumed.at))]
     assert seen.lasted_s == pytest.approx(6 + 9)
@@ -312,7 +312,7 @@ def test_a_resumed_run_counts_from_its_first_start_without_the_pause(resumed: Ma
     first = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seen.begun))
     assert f"started {first} · took 0:15 min without pauses · 2 starts" in text and "in 2 starts, without pauses" in text
     assert max(loss_of(resumed).columns["time"]) == pytest.approx(6 + 8, abs=0.1)
-    chart = timeline.of(seen)
+    chart = timeline.timeline_chart(seen)
     assert chart and "15 in all without pauses" in chart.note
     ends = [to * 1.0 for to in chart.columns["to"] if to is not None]
     assert max(ends) == pytest.approx(15, abs=0.1), "seconds, not days"
@@ -324,7 +324,7 @@ def test_a_resumed_run_counts_from_its_first_start_without_the_pause(resumed: Ma
 def test_a_killed_start_leaves_a_pause_too_and_a_restart_none(resumed: Made) -> None:
     lines = [line for line in resumed.run.events.read_text().splitlines() if '"step": 40, "exit_code"' not in line]
     resumed.run.events.write_text("\n".join(lines) + "\n")
-    ((since, until),) = run.look(resumed.run).pauses
+    ((since, until),) = run.read_run(resumed.run).pauses
     assert since == pytest.approx(resumed.at - 72 * 3600 + 6) and until == pytest.approx(resumed.at)
     at = [(1.0, "start"), (60.0, "failure"), (90.0, "restart"), (200.0, "start")]
     assert restarts.pauses([{"time": when, "event": kind} for when, kind in at], [2.0, 59.0], 0.5) == []

@@ -84,9 +84,9 @@ def test_values_of_any_kind(tmp_path: Path) -> None:
 
 
 def test_lists_are_one_curve_a_rank(tmp_path: Path) -> None:
-    rows = [step(n, own_ms=[10.0 + n, 20.0], memory_bytes=[None, 5e8]) for n in range(1, 40)] + [step(40, own_ms=[50.0, 20.0, 7.0])]
+    rows = [step(n, compute_ms=[10.0 + n, 20.0], memory_bytes=[None, 5e8]) for n in range(1, 40)] + [step(40, compute_ms=[50.0, 20.0, 7.0])]
     metrics = written(tmp_path / "m.jsonl", rows)
-    assert [len(curve.points) for curve in metrics.by_rank["own_ms"]] == [40, 40, 1]
+    assert [len(curve.points) for curve in metrics.by_rank["compute_ms"]] == [40, 40, 1]
     assert metrics.peak("memory_bytes") == 5e8 and not metrics.by_rank["memory_bytes"][0].points
 
 

@@ -49,7 +49,7 @@ def test_what_a_run_of_samples_holds(video: Made) -> None:
 
 
 def test_the_score_of_the_input_is_a_line_beside_that_of_the_result(video: Made) -> None:
-    chart = next(c for c in run_charts.small(run.look(video.run)) if c and c.id == "val_psnr")
+    chart = next(c for c in run_charts.small(run.read_run(video.run)) if c and c.id == "val_psnr")
     assert chart.legend == [("psnr", 2), ("input", 0)] and chart.unit == "dB"
     values = dict(zip(zip(chart.columns["series"], chart.columns["step"], strict=True), chart.columns["y"], strict=True))
     assert (values[0, 100], values[1, 100]) == (29.0, 25.31)
@@ -73,7 +73,7 @@ def test_a_task_of_somebody(tmp_path: Path) -> None:
     assert "task mine" in page.text and "data " not in page.text.split("started")[0]
     assert "best: 0.1000 at step 4 (less is better)" in page.text and "best: 0.4000 at step 4 (more is better)" in page.text
     assert "transformer blocks" not in page.text and "larger" not in page.text, "the help of a field that has the same name"
-    loss = run_charts.loss(run.look(made.run))
+    loss = run_charts.loss(run.read_run(made.run))
     assert loss and loss.unit == "" and [name for name, _ in loss.legend] == ["loss", "validation"]
 
 
@@ -85,7 +85,7 @@ def test_a_task_with_a_word_of_its_own_for_its_samples(tmp_path: Path) -> None:
     page = page_of(made)
     assert figures_of(page)[:3] == ["chart-loss", "chart-clips_per_s", "chart-step_ms"] and "chart-clips" not in figures_of(page)
     assert "Speed 2.5 clips/s, median" in read(page).text and ">clips</button>" in page
-    loss = run_charts.loss(run.look(made.run))
+    loss = run_charts.loss(run.read_run(made.run))
     assert loss and loss.columns["tokens"][:2] == [2, 4]
 
 
@@ -109,7 +109,7 @@ def test_runs_of_different_tasks(video: Made, tmp_path: Path) -> None:
     )
     differ = page[page.index('id="differences"') : page.index('id="curves"')]
     assert ">embed_dim<" in differ and ">16<" in differ and ">24<" in differ
-    same = compare_page.page([run.look(made.run) for made in (video, other)], "en")
+    same = compare_page.page([run.read_run(made.run) for made in (video, other)], "en")
     assert same.counted == "samples" and ">embed_dim<" in same.html() and ">gt_size<" not in same.html()
 
 
@@ -119,10 +119,10 @@ def test_runs_of_different_tasks(video: Made, tmp_path: Path) -> None:
 def test_whatever_a_plan_says_of_its_task(tmp_path: Path, task: object) -> None:
     made = trained(planned(tmp_path / "experiments" / "odd"))
     rundir.write_json(made.run.plan, made.plan | {"task": task})
-    seen = run.look(made.run)
+    seen = run.read_run(made.run)
     assert seen.counted == "tokens" and run_page.page(seen, "en").html().count("</script") == 3
 
 
 def test_a_run_of_samples_without_a_step_counts_samples(tmp_path: Path) -> None:
     made = Made(tmp_path / "experiments" / "early", task=VIDEO)
-    assert run.look(made.run).counted == "samples"
+    assert run.read_run(made.run).counted == "samples"

@@ -12,8 +12,8 @@ from training.config.loader import Values
 from training.config.schema import FIELDS, Config
 from training.core import manifest, rundir
 from training.core.errors import UserError
-from training.data.corpus import Source
-from training.data.prepare import Prepared, content, ensure
+from training.data.corpus import CorpusSource
+from training.data.prepare import PreparedCorpus, content, ensure
 from training.data.tokenizer import identity
 from training.plan import resume_checks
 from training.trainer import prepared_cache
@@ -21,13 +21,13 @@ from training.trainer import prepared_cache
 SHAPE = {"depth": 2, "vocab": 320, "max_seq_len": 64}
 
 
-def prepared(folder: Path, text: str, name: str = "a", **chosen: Any) -> Prepared:
+def prepared(folder: Path, text: str, name: str = "a", **chosen: Any) -> PreparedCorpus:
     file = folder / f"{name}.txt"
     file.write_text(text)
-    return ensure(Source(name, (file,), file.stat().st_size), "text", folder / "cache", **chosen)
+    return ensure(CorpusSource(name, (file,), file.stat().st_size), "text", folder / "cache", **chosen)
 
 
-def checkpoint(run: rundir.RunDir, data: Prepared | None = None, step: int = 3, **changes: Any) -> Path:
+def checkpoint(run: rundir.RunDir, data: PreparedCorpus | None = None, step: int = 3, **changes: Any) -> Path:
     folder = run.checkpoints / manifest.folder_name(step)
     folder.mkdir(parents=True)
     facts = {"step": step, "epoch": 0, "used": 8, "shape": SHAPE, "optimizer": "muon", "world_size": 2, "bytes": 0, "sha256": ""}
@@ -68,7 +68,7 @@ def test_another_task_is_refused(saved: str | None, now: str, run: rundir.RunDir
     """A checkpoint from before there were several is a GPT's."""
     checkpoint(run, **({"task": saved, "shape": {}, "optimizer": "AdamW"} if saved else {}))
     asked_for = request_for(run)
-    asked_for.kind = tasks.Kind(now, {})
+    asked_for.kind = tasks.TaskSpec(now, {})
     with pytest.raises(UserError) as caught:
         resume_checks.check_model(asked_for, SHAPE) if now == "gpt" else resume_checks.check_task(asked_for)
     problem = only(caught.value.problems)
@@ -77,7 +77,7 @@ def test_another_task_is_refused(saved: str | None, now: str, run: rundir.RunDir
 
 def test_the_same_task_goes_on_and_its_changed_options_are_said(run: rundir.RunDir) -> None:
     asked_for = request_for(run)
-    asked_for.kind, asked_for.options = tasks.Kind("line", {}), {"width": 4, "slope": 0.5}
+    asked_for.kind, asked_for.options = tasks.TaskSpec("line", {}), {"width": 4, "slope": 0.5}
     asked_for.resumed = {"width": (3, "x"), "slope": (0.5, "x"), "task": ("/old/line.py", "x")}
     changed = "changed in the resumed run: width 3 → 4; not what the run would have been without the stop"
     assert resume_checks.check_task(asked_for) == ["run has no checkpoint yet: it begins again at step 0", changed]
@@ -87,7 +87,7 @@ def test_the_same_task_goes_on_and_its_changed_options_are_said(run: rundir.RunD
 
 def test_options_that_are_the_models_shape_can_not_change(run: rundir.RunDir) -> None:
     asked_for = request_for(run)
-    asked_for.kind, asked_for.options = tasks.Kind("line", {}), {"width": 4, "scale": "2", "slope": 1.0}
+    asked_for.kind, asked_for.options = tasks.TaskSpec("line", {}), {"width": 4, "scale": "2", "slope": 1.0}
     checkpoint(run, task="line", shape={"width": 3, "scale": 2, "channels": 7}, optimizer="AdamW")
     with pytest.raises(UserError) as caught:
         resume_checks.check_task(asked_for)

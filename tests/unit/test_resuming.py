@@ -186,7 +186,7 @@ def test_the_old_end_is_kept_and_not_shown_while_the_resumed_run_lives(made: Mad
     assert made.run.summary.exists() and made.run.report.exists() and not made.run.data.exists()
     seen = look(made.run)
     assert (seen["run"]["state"], seen["summary"], seen["progress"]["total_steps"]) == ("starting", None, 800)
-    assert run_files.ended(made.run) is None and report_run.look(made.run).summary == {}
+    assert run_files.ended(made.run) is None and report_run.read_run(made.run).summary == {}
 
 
 def test_a_resume_that_was_killed_before_its_first_step_leaves_the_last_true_end(made: Made) -> None:
@@ -194,7 +194,7 @@ def test_a_resume_that_was_killed_before_its_first_step_leaves_the_last_true_end
     rundir.write_json(made.run.supervisor, {"pid": dead_pid(), "host": os.uname().nodename, "started": time.time(), "ranks": []})
     seen = look(made.run)
     assert (seen["run"]["state"], seen["progress"]["step"], seen["progress"]["total_steps"]) == ("finished", 60, 60)
-    assert report_run.look(made.run).state["run"]["state"] == "finished" and report_run.look(made.run).data["total_steps"] == 400
+    assert report_run.read_run(made.run).state["run"]["state"] == "finished" and report_run.read_run(made.run).data["total_steps"] == 400
     assert (run_files.ended(made.run) or {})["summary"] == "the run has finished"
     assert standing.read_plan(made.run) == made.plan
     resume(made, time.time())  # the next one keeps the same
@@ -215,7 +215,7 @@ def test_a_stopped_run_tells_the_whole_command_that_resumes_it(made: Made, shell
     reason = look(made.run)["run"]["reason"]
     script, args = shell.paste(reason.partition("to resume: ")[2])
     assert (script, args) == ("launch_train.sh", ["2", f"--out_dir={folder}", f"--resume={made.run.name}"])
-    page = run_page.page(report_run.look(made.run), "en").html()
+    page = run_page.page(report_run.read_run(made.run), "en").html()
     assert "./launch_train.sh 2 &#x27;--data=my texts&#x27;" in page, "pasted, it starts the same"
 
 

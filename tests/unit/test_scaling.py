@@ -92,7 +92,7 @@ def test_all_problems_at_once_ours_and_the_launchers(capsys: pytest.CaptureFixtu
 
 
 def test_more_ranks_than_gpus_is_refused_as_the_launcher_does(nvidia: Callable[..., dict[str, Any]]) -> None:
-    done = python("-m", "training.cli.scaling", QUICKSTART, "--device=cuda", "--ranks=4", **nvidia(COUNT=2))
+    done = python("-m", "training.cli.scaling.__main__", QUICKSTART, "--device=cuda", "--ranks=4", **nvidia(COUNT=2))
     assert done.returncode == Exit.RESOURCES and done.stdout == ""
     assert "4 GPUs are needed, 2 visible" in done.stderr and "nothing was measured (exit 3)" in done.stderr
     assert f"./duet scaling --ranks=2 {shlex.quote(str(QUICKSTART))} --device=cuda" in done.stderr
@@ -176,7 +176,7 @@ def test_a_flag_is_taken_out_however_it_was_typed(args: list[str], name: str, le
 
 
 def test_help_answers_without_torch() -> None:
-    done = python("lib/run_module.py", "training.cli.scaling", "--help", cwd=ROOT)
+    done = python("lib/run_module.py", "training.cli.scaling.__main__", "--help", cwd=ROOT)
     assert done.returncode == 0 and "--rounds=3" in done.stdout and "130" in done.stdout
     code = "import sys, training.cli.scaling; print([m for m in ('torch', 'numpy', 'wandb') if m in sys.modules])"
     assert python("-c", code).stdout == "[]\n"

@@ -13,7 +13,7 @@ import pytest
 from training.cli.scaling import analysis, measure, render
 from training.cli.scaling import experiment as experiments
 from training.cli.scaling.experiment import Experiment
-from training.cli.scaling.measure import Kind, Step
+from training.cli.scaling.measure import RankLayout, StepTime
 from training.core.rundir import RunDir, append_json, write_json
 
 EXPERIMENT = Experiment(
@@ -35,7 +35,7 @@ EXPERIMENT = Experiment(
 # Reading runs
 
 
-def write_run(folder: Path, first_end: float, step_ms: float, steps: int) -> list[Step]:
+def write_run(folder: Path, first_end: float, step_ms: float, steps: int) -> list[StepTime]:
     run = RunDir(folder)
     run.path.mkdir()
     for step in range(1, steps + 1):
@@ -103,8 +103,10 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 def test_rounds_go_there_and_back_and_late_runs_get_more_steps(launcher: Calls, tmp_path: Path) -> None:
     first, second = measure.all_rounds(replace(EXPERIMENT, steps=8, rounds=2))[0]
-    assert first == {Kind(1): 1000, Kind(2): 1000, Kind(2, True): None}, "two runs with six of eight steps alone tell nothing"
-    assert second == {Kind(1): 1000, Kind(2): 1000, Kind(2, True): 1000}
+    assert first == {RankLayout(1): 1000, RankLayout(2): 1000, RankLayout(2, True): None}, (
+        "two runs with six of eight steps alone tell nothing"
+    )
+    assert second == {RankLayout(1): 1000, RankLayout(2): 1000, RankLayout(2, True): 1000}
     ranks_and_steps = [(ranks, steps) for _, ranks, steps, *_ in launcher()]
     assert ranks_and_steps == [("1", "13"), ("2", "13"), ("1", "13"), ("1", "13"), ("1", "19"), ("1", "19"), ("2", "13"), ("1", "13")]
     assert {tuple(call[3:]) for call in launcher()} == {("1", "-")}, "one thread each, on the CPU"
@@ -134,7 +136,7 @@ def test_other_work_is_what_others_did_on_our_cores(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("psutil.cpu_times", lambda percpu: machine)
     monkeypatch.setattr(measure.os, "times", lambda: own)
     monkeypatch.setattr(measure.os, "sched_getaffinity", lambda pid: {0, 1})
-    work = measure.OtherWork()
+    work = measure.BackgroundLoad()
     clock[0], machine[0], machine[2], own[2] = 20.0, Times(14, 0, 2, 0, 0, 3), Times(999, 0, 0, 0, 0, 0), 10.0
     assert work.cores() == pytest.approx((13 - 8) / 10)
 
@@ -157,11 +159,11 @@ def test_verdict_fits_what_is_shown(ranks: int, speed_up: float, expected: str) 
 
 
 def rounds(*times: tuple[float, float, float | None]) -> list[measure.Round]:
-    return [{Kind(1): alone, Kind(2): at_once, Kind(2, True): apart} for alone, at_once, apart in times]
+    return [{RankLayout(1): alone, RankLayout(2): at_once, RankLayout(2, True): apart} for alone, at_once, apart in times]
 
 
-def report(*times: tuple[float, float, float | None], others: float = 0.1, made: Experiment = EXPERIMENT) -> analysis.Report:
-    return analysis.judge(rounds(*times), made, 1_500_000, others)
+def report(*times: tuple[float, float, float | None], others: float = 0.1, made: Experiment = EXPERIMENT) -> analysis.ScalingReport:
+    return analysis.analyze(rounds(*times), made, 1_500_000, others)
 
 
 def test_ratios_are_made_within_a_round() -> None:
@@ -232,5 +234,5 @@ def test_json_has_units_and_a_version() -> None:
     assert one["expected_speed_up_factor"] is None and one["limited_by"] is None and one["verdict"] == "reference"
     assert two["expected_speed_up_factor"] == [1.8, 1.9] and two["machine_ms_per_step"] == 2 and two["exchange_ms_per_step"] == 2
     assert two["speed_up_factor"] == 1.8519 and two["verdict"] == "in_band" and two["ranks_share_cores"] is False
-    unknown = render.record(analysis.judge(rounds((50, 54, None)), EXPERIMENT, None, 0.0))
+    unknown = render.record(analysis.analyze(rounds((50, 54, None)), EXPERIMENT, None, 0.0))
     assert unknown["parameters"] is None and unknown["results"][1]["limited_by"] is None

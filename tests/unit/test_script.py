@@ -26,7 +26,7 @@ def problem(*words: str) -> Problem:
         if own_script.asked_for(list(words)):
             own_script.read(LAUNCH, list(words), {})
         else:
-            cli_args.look(LAUNCH, list(words), {})
+            cli_args.parse_args(LAUNCH, list(words), {})
     return only(raised.value.problems)
 
 

@@ -37,7 +37,7 @@ def imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def refused(path: str) -> Problem:
     """Of a task that can not be; it is gpt then."""
     kind, problems = tasks.find(path, "from --task on the command line")
-    assert kind == tasks.Kind(tasks.GPT, {})
+    assert kind == tasks.TaskSpec(tasks.GPT, {})
     return only(problems)
 
 
@@ -51,7 +51,7 @@ def test_gpt_has_the_fields_that_there_always_were() -> None:
 
 
 def test_a_plan_from_before_there_were_tasks_is_a_gpt() -> None:
-    assert tasks.of({"config": {"depth": 3}}) == tasks.Kind("gpt", {}).record({})
+    assert tasks.task_of({"config": {"depth": 3}}) == tasks.TaskSpec("gpt", {}).record({})
     assert tasks.reads_text({"config": {}}) and not tasks.reads_text({"task": {"name": "line", "file": "/x/line.py", "options": {}}})
 
 
@@ -199,7 +199,7 @@ def test_a_file_is_loaded_with_what_stands_beside_it(home: Path, line: str, impo
 
 
 def test_a_plan_makes_its_task(home: Path, line: str, imports: None) -> None:
-    plan = {"config": {"task": line, "seed": 4}, "task": tasks.Kind("my line", {}, home / line).record({"width": 2, "bias": True})}
+    plan = {"config": {"task": line, "seed": 4}, "task": tasks.TaskSpec("my line", {}, home / line).record({"width": 2, "bias": True})}
     made = tasks.make(plan, CPU, None)
     assert (type(made).__name__, made.options.width, made.config.seed) == ("Line", 2, 4)
 

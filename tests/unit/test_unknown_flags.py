@@ -34,7 +34,7 @@ def refused(*args: str, program: str = LAUNCH) -> list[Problem]:
     return caught.value.problems
 
 
-def accepted(fix: str) -> script_request.ScriptLaunch:
+def accepted(fix: str) -> script_request.ScriptLaunchRequest:
     """Of a pasted command."""
     words = shlex.split(fix)
     assert words[0] == f"./{LAUNCH}"
@@ -142,7 +142,7 @@ def test_a_large_config_without_gpus_is_not_sent_to_the_cpu(monkeypatch: pytest.
     from training.host import gpus
     from training.plan import training_plan
 
-    monkeypatch.setattr(gpus, "look", lambda environ: gpus.Machine((), "0 on this machine"))
+    monkeypatch.setattr(gpus, "inventory", lambda environ: gpus.GpuInventory((), "0 on this machine"))
     monkeypatch.chdir(ROOT)
     environ = {"PATH": os.environ["PATH"]}
 

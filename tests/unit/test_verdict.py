@@ -17,8 +17,8 @@ from training.host import cgroups
 from training.launcher import failure_report
 from training.launcher.outcome import Outcome
 from training.watchdog import rank_exit
-from training.watchdog.hang_report import DESYNC, HANG, UNEVEN, Finding
-from training.watchdog.rank_exit import Death
+from training.watchdog.hang_report import DESYNC, HANG, UNEVEN, HangFinding
+from training.watchdog.rank_exit import RankExit
 
 ABORT = -signal.SIGABRT
 
@@ -297,12 +297,12 @@ def test_a_driver_that_can_not_be_asked_says_nothing_of_the_gpus(
 
 
 def test_where_a_crash_has_left_its_place(run: RunDir) -> None:
-    record = failed(run, -11, death=Death("died", 1, "model.py:12", "killed by SIGSEGV"))
+    record = failed(run, -11, death=RankExit("died", 1, "model.py:12", "killed by SIGSEGV"))
     assert summary_of(record) == ("segfault", "died", 1, "killed by SIGSEGV") and record["where"] == "model.py:12"
 
 
 def test_a_rank_that_gloo_aborts_for_another_collective_has_not_just_died(run: RunDir) -> None:
-    record = failed(run, ABORT, death=Death(DESYNC, None, None, "rank 1 got 8 bytes where its all_reduce awaits 16"))
+    record = failed(run, ABORT, death=RankExit(DESYNC, None, None, "rank 1 got 8 bytes where its all_reduce awaits 16"))
     assert summary_of(record) == ("unknown", "desync", None, "rank 1 got 8 bytes where its all_reduce awaits 16")
     assert record["advice"][0].startswith("every rank must call the same collectives")
 
@@ -310,9 +310,11 @@ def test_a_rank_that_gloo_aborts_for_another_collective_has_not_just_died(run: R
 # ── findings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def finding(kind: str = HANG, rank: int | None = 1) -> Finding:
+def finding(kind: str = HANG, rank: int | None = 1) -> HangFinding:
     waits = {0: "step 7: backward, waits in backward"}
-    return Finding(kind, rank, "model.py:12" if rank else None, "stands at model.py:12", waits, {}, 3.2, "step 7: forward", "/runs/hangs/1")
+    return HangFinding(
+        kind, rank, "model.py:12" if rank else None, "stands at model.py:12", waits, {}, 3.2, "step 7: forward", "/runs/hangs/1"
+    )
 
 
 def test_a_finding_is_told_whole(run: RunDir) -> None:

@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader
 from tests.unit.video_data import pairs, told, write
 from training.tasks.base import Samples
 from training.tasks.video_restoration.dataset import Training, Unreadable, Validation
-from training.tasks.video_restoration.options import Options
+from training.tasks.video_restoration.options import VideoOptions
 
 PLAIN = {"use_hflip": False, "use_rot": False}
 
 
-def drawn(options: Options, index: int, seed: int = 0) -> tuple[Any, Any]:
+def drawn(options: VideoOptions, index: int, seed: int = 0) -> tuple[Any, Any]:
     """(lq, gt) of a sample as whole numbers, (T, h, w, C)."""
     sample = Training(options).draw(index, np.random.default_rng(seed))
     assert sample["lq"].dtype == sample["gt"].dtype == torch.float32
@@ -79,7 +79,7 @@ def test_a_large_sharp_frame(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     for frame in range(3):
         Image.fromarray(told(0, frame).repeat(2, 0).repeat(2, 1)).save(folder / f"{frame:06d}.png")
-    options = Options(dataroot_gt=f"{tmp_path}/gt", dataroot_lq=f"{tmp_path}/lq", num_frame=2, gt_size=8, scale="2")
+    options = VideoOptions(dataroot_gt=f"{tmp_path}/gt", dataroot_lq=f"{tmp_path}/lq", num_frame=2, gt_size=8, scale="2")
     for seed in range(10):
         lq, gt = drawn(options, 0, seed)
         assert gt.shape == (2, 8, 8, 3) and (gt == lq.repeat(2, 1).repeat(2, 2)).all()
@@ -120,7 +120,7 @@ class Whole(torch.utils.data.Dataset[Any]):
 
 def test_validation_has_whole_clips(tmp_path: Path) -> None:
     options = pairs(tmp_path)
-    options = Options(test_dataroot_gt=options.dataroot_gt, test_dataroot_lq=options.dataroot_lq)
+    options = VideoOptions(test_dataroot_gt=options.dataroot_gt, test_dataroot_lq=options.dataroot_lq)
     data = Validation(options)
     assert len(data) == 2 and data[1]["lq"].shape == (7, 3, 12, 16)
     assert torch.equal(data[1]["gt"], data[1]["gt"])
@@ -169,7 +169,7 @@ def packed(planes: Any) -> bytes:
     return bytes(out)
 
 
-def with_spikes(tmp_path: Path, planes: Any, suffix: str, **facts: Any) -> Options:
+def with_spikes(tmp_path: Path, planes: Any, suffix: str, **facts: Any) -> VideoOptions:
     folder = tmp_path / "spikes" / "c0"
     folder.mkdir(parents=True)
     for frame in range(3):

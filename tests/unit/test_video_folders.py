@@ -17,20 +17,20 @@ from tests.unit.conftest import python
 from tests.unit.video_data import pairs, write
 from training.core.errors import UserError
 from training.tasks.video_restoration import folders
-from training.tasks.video_restoration.options import Options
+from training.tasks.video_restoration.options import VideoOptions
 
 
-def told(options: Options, **changed: Any) -> str:
+def told(options: VideoOptions, **changed: Any) -> str:
     """All problems of changed options, as a person reads them."""
     return "\n".join(line for p in folders.check(replace(options, **changed), {n: f"--{n}" for n in changed}) for line in p.lines())
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> Options:
+def options(tmp_path: Path) -> VideoOptions:
     return pairs(tmp_path)
 
 
-def test_two_roots(options: Options) -> None:
+def test_two_roots(options: VideoOptions) -> None:
     assert told(options) == ""
     first, second = folders.clips(options, "train")
     assert (first.name, len(first.gt), second.name, len(second.lq)) == ("c0", 5, "c1", 7)
@@ -42,13 +42,13 @@ def test_the_layout_of_gopro(tmp_path: Path) -> None:
     for name in ("sharp", "blur", "blur_gamma"):
         write(tmp_path / "train" / "GOPR0372_07_00" / name, 0, 4, first=47)
     (tmp_path / "train" / "notes").mkdir()  # a folder without frames is none of ours
-    options = Options(dataroot_gt=str(tmp_path / "train"), num_frame=3, gt_size=8)
+    options = VideoOptions(dataroot_gt=str(tmp_path / "train"), num_frame=3, gt_size=8)
     assert told(options) == ""
     (clip,) = folders.clips(options, "train")
     assert clip.gt[0].endswith("sharp/000047.png") and clip.lq[0].endswith("blur/000047.png")
 
 
-def test_relative_to_the_current_folder(options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_to_the_current_folder(options: VideoOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert told(options, dataroot_gt="gt", dataroot_lq="lq") == ""
 
@@ -58,11 +58,11 @@ def test_numbers_without_zeros_are_in_their_order(tmp_path: Path) -> None:
         folder = write(tmp_path / root / "c", 0, 11)
         for file in sorted(folder.iterdir()):
             file.rename(folder / f"im{int(file.stem)}.png")
-    (clip,) = folders.clips(Options(dataroot_gt=f"{tmp_path}/gt", dataroot_lq=f"{tmp_path}/lq"), "train")
+    (clip,) = folders.clips(VideoOptions(dataroot_gt=f"{tmp_path}/gt", dataroot_lq=f"{tmp_path}/lq"), "train")
     assert [Path(f).stem for f in clip.lq] == [f"im{n}" for n in range(11)]
 
 
-def test_clips_and_frames_of_a_list(options: Options, tmp_path: Path) -> None:
+def test_clips_and_frames_of_a_list(options: VideoOptions, tmp_path: Path) -> None:
     listed = tmp_path / "meta.txt"
     listed.write_text("c1 4 (12,16,3) 2\n\n")
     chosen = replace(options, meta_info_file=str(listed))
@@ -84,14 +84,14 @@ def test_clips_and_frames_of_a_list(options: Options, tmp_path: Path) -> None:
         ("c0 9 (12,16,3) 0", "c0 (9 listed from 0, 5 there)"),
     ],
 )
-def test_lists_that_are_wrong(options: Options, tmp_path: Path, text: str | None, said: str) -> None:
+def test_lists_that_are_wrong(options: VideoOptions, tmp_path: Path, text: str | None, said: str) -> None:
     if text is not None:
         (tmp_path / "meta.txt").write_text(text)
     found = told(options, meta_info_file=str(tmp_path / "meta.txt"))
     assert said in found and "(--meta_info_file)" in found
 
 
-def test_a_folder_that_is_not_there(options: Options) -> None:
+def test_a_folder_that_is_not_there(options: VideoOptions) -> None:
     found = told(options, dataroot_gt=options.dataroot_gt.replace("/gt", "/gtt"), dataroot_lq="nowhere")
     assert f"try:     --dataroot_gt={options.dataroot_gt}" in found and "(--dataroot_gt): no such folder" in found
     assert "dataroot_lq is 'nowhere' (--dataroot_lq): no such folder" in found  # both at once
@@ -99,12 +99,12 @@ def test_a_folder_that_is_not_there(options: Options) -> None:
     assert "nothing to train on" in told(options, dataroot_gt="")
 
 
-def test_lmdb_is_not_read(options: Options, tmp_path: Path) -> None:
+def test_lmdb_is_not_read(options: VideoOptions, tmp_path: Path) -> None:
     found = told(options, dataroot_gt=f"{tmp_path}/gt.lmdb", dataroot_lq="x/train_GT_blurred.lmdb")
     assert found.count("an lmdb database is not read") == 2 and f"--dataroot_gt={tmp_path}/gt\n" in found
 
 
-def test_no_clips(options: Options, tmp_path: Path) -> None:
+def test_no_clips(options: VideoOptions, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "no clips in this folder" in told(options, dataroot_gt=f"{tmp_path}/empty")
     assert f"--dataroot_gt={tmp_path}/gt" in told(options, dataroot_gt=str(tmp_path), dataroot_lq="")  # one folder too high
@@ -112,7 +112,7 @@ def test_no_clips(options: Options, tmp_path: Path) -> None:
     assert "a file, no folder" in told(options, dataroot_gt=str(file))
 
 
-def test_frames_without_a_partner(options: Options, tmp_path: Path) -> None:
+def test_frames_without_a_partner(options: VideoOptions, tmp_path: Path) -> None:
     (tmp_path / "lq" / "c1" / "000003.png").unlink()
     assert "c1 (7 and 6 frames, not both have 000003)" in told(options)
     write(tmp_path / "gt" / "c2", 2, 4)
@@ -122,13 +122,13 @@ def test_frames_without_a_partner(options: Options, tmp_path: Path) -> None:
         folders.clips(options, "train")
 
 
-def test_clips_that_are_too_short(options: Options) -> None:
+def test_clips_that_are_too_short(options: VideoOptions) -> None:
     assert "6 frames in a row, but 1 of 2 clips have less: c0 (5)" in told(options, num_frame=6)
     found = told(options, num_frame=3, interval_list="1,3")
     assert "3 steps apart (interval_list): 7 frames" in found and "try:     --num_frame=2" in found
 
 
-def test_sizes(options: Options, tmp_path: Path) -> None:
+def test_sizes(options: VideoOptions, tmp_path: Path) -> None:
     found = told(options, gt_size=14)
     assert "gt_size is 14 (--gt_size), but frames are smaller: c0 (16 × 12), c1 (16 × 12)" in found and "try:     --gt_size=12" in found
     found = told(options, scale="2")
@@ -144,7 +144,7 @@ def test_sizes(options: Options, tmp_path: Path) -> None:
     assert "frames of 8 pixels are smaller than SSIM's window" in found
 
 
-def test_what_is_no_picture_of_eight_bits(options: Options, tmp_path: Path) -> None:
+def test_what_is_no_picture_of_eight_bits(options: VideoOptions, tmp_path: Path) -> None:
     file = tmp_path / "gt" / "c0" / "000000.png"
     Image.fromarray(np.zeros((12, 16), np.uint16)).save(file)
     assert f"{file} has pixels of the kind I;16" in told(options)
@@ -170,7 +170,7 @@ def test_what_is_no_picture_of_eight_bits(options: Options, tmp_path: Path) -> N
         ("size_patch_testing", 30),
     ],
 )
-def test_values_that_are_wrong(options: Options, name: str, value: Any) -> None:
+def test_values_that_are_wrong(options: VideoOptions, name: str, value: Any) -> None:
     found = folders.check(replace(options, **{name: value} | ({"scale": "2"} if name == "gt_size" else {})), {name: "the file"})
     shown = "num_frame_overlapping" if name == "num_frame_testing" else name
     (problem,) = [p for p in found if p.what.startswith(f"{shown} is")]
@@ -179,14 +179,14 @@ def test_values_that_are_wrong(options: Options, name: str, value: Any) -> None:
         assert f"{name} is {value!r} (the file)" in problem.what
 
 
-def test_all_problems_at_once(options: Options) -> None:
+def test_all_problems_at_once(options: VideoOptions) -> None:
     assert len(folders.check(replace(options, interval_list="x", embed_dim=5, dataroot_lq="nowhere", test_dataroot_lq="x"), {})) == 4
 
 
 # ── the spike channel ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def spikes(options: Options, tmp_path: Path, write_one: Any, suffix: str) -> Options:
+def spikes(options: VideoOptions, tmp_path: Path, write_one: Any, suffix: str) -> VideoOptions:
     for number, frames in enumerate((5, 7)):
         folder = tmp_path / "spikes" / f"c{number}" / "spike"
         folder.mkdir(parents=True)
@@ -195,7 +195,7 @@ def spikes(options: Options, tmp_path: Path, write_one: Any, suffix: str) -> Opt
     return replace(options, dataroot_spike=f"{tmp_path}/spikes")
 
 
-def test_raw_spikes(options: Options, tmp_path: Path) -> None:
+def test_raw_spikes(options: VideoOptions, tmp_path: Path) -> None:
     raw = spikes(options, tmp_path, lambda file: file.write_bytes(bytes(20 * 3)), ".dat")
     size = {"spike_h": 10, "spike_w": 16, "spike_channels": 3}
     assert told(raw, **size) == ""
@@ -214,7 +214,7 @@ def test_raw_spikes(options: Options, tmp_path: Path) -> None:
     assert "no spikes for c0" in told(raw, **size)
 
 
-def test_arrays_of_spikes(options: Options, tmp_path: Path) -> None:
+def test_arrays_of_spikes(options: VideoOptions, tmp_path: Path) -> None:
     arrays = spikes(options, tmp_path, lambda file: np.save(file, np.zeros((3, 12, 16), np.float32)), ".npy")
     assert told(arrays, spike_channels=3) == ""
     assert "spike_channels is 4" in told(arrays, spike_channels=4)
@@ -228,7 +228,7 @@ def test_arrays_of_spikes(options: Options, tmp_path: Path) -> None:
 # ── the digest, and how long all this takes ──────────────────────────────────────────────────────────────────────────
 
 
-def test_the_digest_follows_the_frames_and_not_their_place(options: Options, tmp_path: Path) -> None:
+def test_the_digest_follows_the_frames_and_not_their_place(options: VideoOptions, tmp_path: Path) -> None:
     before = folders.content(options)
     shutil.move(tmp_path / "gt", tmp_path / "elsewhere")
     moved = replace(options, dataroot_gt=f"{tmp_path}/elsewhere")
@@ -244,7 +244,7 @@ def test_thousands_of_frames_are_checked_at_once(tmp_path: Path) -> None:
             folder = write(tmp_path / root / f"c{clip:02d}", 0, 1)
             for frame in range(1, 100):
                 os.link(folder / "000000.png", folder / f"{frame:06d}.png")
-    options = Options(dataroot_gt=f"{tmp_path}/gt", dataroot_lq=f"{tmp_path}/lq", gt_size=8)
+    options = VideoOptions(dataroot_gt=f"{tmp_path}/gt", dataroot_lq=f"{tmp_path}/lq", gt_size=8)
     assert folders.check(options, {}) == []  # Pillow's import
     times = []
     for _ in range(5):
@@ -254,7 +254,7 @@ def test_thousands_of_frames_are_checked_at_once(tmp_path: Path) -> None:
     assert min(times) < 0.3
 
 
-def test_neither_torch_nor_numpy(options: Options) -> None:
+def test_neither_torch_nor_numpy(options: VideoOptions) -> None:
     code = (
         "import sys; from training.tasks.video_restoration import folders, options; "
         f"o = options.Options(dataroot_gt={options.dataroot_gt!r}, dataroot_lq={options.dataroot_lq!r}, num_frame=3, gt_size=8); "

@@ -19,7 +19,7 @@ from tests.unit.video_data import gopro, rendered
 from training.core.errors import Problem, UserError
 from training.tasks import make_blur_video
 from training.tasks.video_restoration import folders, making, scenes
-from training.tasks.video_restoration.options import Options
+from training.tasks.video_restoration.options import VideoOptions
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -81,7 +81,7 @@ def test_the_next_command_trains_on_it(tmp_path: Path, layout: str, spikes: bool
     command = shlex.split(said.rpartition("next: ")[2])
     assert command[:3] == ["./launch_train.sh", "2", "configs/video/quickstart.py"]
     given = dict(word.removeprefix("--").split("=", 1) for word in command[3:])
-    options = Options(**{name: int(value) if value.isdigit() else value for name, value in given.items()}, gt_size=32)  # type: ignore[arg-type]
+    options = VideoOptions(**{name: int(value) if value.isdigit() else value for name, value in given.items()}, gt_size=32)  # type: ignore[arg-type]
     assert folders.check(options, {}) == []
     assert len(folders.clips(options, "train")) == 2 and len(folders.clips(options, "val")) == 1
     assert bool(folders.clips(options, "val")[0].spike) == spikes

@@ -18,7 +18,7 @@ from training.config.schema import Config
 from training.tasks.base import Samples
 from training.tasks.video_restoration import inference, metrics, schedule
 from training.tasks.video_restoration.network import Recurrent, enlarged
-from training.tasks.video_restoration.options import Options
+from training.tasks.video_restoration.options import VideoOptions
 from training.tasks.video_restoration.task import VideoRestoration
 
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def task(options: Options) -> VideoRestoration:
+def task(options: VideoOptions) -> VideoRestoration:
     return VideoRestoration(options, Config(), CPU)
 
 
@@ -82,12 +82,12 @@ def test_a_clip_of_one_frame_and_bf16() -> None:
 def test_its_arithmetic_is_counted() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    work = task(Options(gt_size=16, num_frame=4, embed_dim=8, num_blocks=2))
+    work = task(VideoOptions(gt_size=16, num_frame=4, embed_dim=8, num_blocks=2))
     model = work.model()
     with FlopCounterMode(display=False) as counter:
         model(torch.rand(1, 4, 3, 16, 16))
     assert work.flops(model) == 3 * counter.get_total_flops()  # the backward pass is twice the forward one
-    assert task(Options(gt_size=0)).flops(model) is None
+    assert task(VideoOptions(gt_size=0)).flops(model) is None
 
 
 # ── how near ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -140,7 +140,7 @@ def test_ssim() -> None:
 
 
 def rates(total: int, **options: Any) -> list[float]:
-    return [schedule.share(Options(**options), step, total) for step in range(total)]
+    return [schedule.share(VideoOptions(**options), step, total) for step in range(total)]
 
 
 def test_cosine_as_in_torch() -> None:
@@ -199,7 +199,7 @@ def test_pieces_cover_everything_once(steps: int, overlap: int, side: int, scale
 
 
 def test_the_optimizer_of_the_options() -> None:
-    work = task(Options(G_optimizer_lr=0.1, G_optimizer_betas="0.8,0.95", G_optimizer_wd=0.2, embed_dim=8, num_blocks=1))
+    work = task(VideoOptions(G_optimizer_lr=0.1, G_optimizer_betas="0.8,0.95", G_optimizer_wd=0.2, embed_dim=8, num_blocks=1))
     found = work.optimizer(work.model())
     assert type(found) is torch.optim.Adam
     assert {name: found.defaults[name] for name in ("lr", "betas", "weight_decay")} == {
@@ -207,7 +207,7 @@ def test_the_optimizer_of_the_options() -> None:
         "betas": (0.8, 0.95),
         "weight_decay": 0.2,
     }
-    assert type(task(Options(G_optimizer_type="adamw")).optimizer(work.model())) is torch.optim.AdamW
+    assert type(task(VideoOptions(G_optimizer_type="adamw")).optimizer(work.model())) is torch.optim.AdamW
 
 
 def test_what_a_checkpoint_says(clips: Path) -> None:
@@ -233,7 +233,7 @@ def test_the_figures_of_a_clip(clips: Path) -> None:
     assert task(replace(work.options, test_dataroot_gt="")).rows("val") is None
 
 
-def trained(options: Options, steps: int) -> tuple[VideoRestoration, nn.Module, list[float]]:
+def trained(options: VideoOptions, steps: int) -> tuple[VideoRestoration, nn.Module, list[float]]:
     work = task(options)
     torch.manual_seed(0)
     model, data = work.model(), Samples(work.train_data(), 5, drawn=True)

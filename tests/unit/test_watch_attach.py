@@ -216,7 +216,7 @@ def test_no_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_a_process_that_is_no_python(capsys: pytest.CaptureFixture[str]) -> None:
     sleeper = os.posix_spawnp("sleep", ["sleep", "1000"], {"PATH": os.environ["PATH"]})
     try:
-        wait_until(lambda: (now := procfs.look(sleeper)) and now.command == "sleep 1000", 20, "it sleeps")
+        wait_until(lambda: (now := procfs.read_process(sleeper)) and now.command == "sleep 1000", 20, "it sleeps")
         code, _, err = shown(capsys, f"--pid={sleeper}")
     finally:
         os.kill(sleeper, signal.SIGKILL)

@@ -19,7 +19,7 @@ from training.watchdog.probes import procfs
 def test_a_sleeping_process(tmp_path: Path) -> None:
     with targets.running(tmp_path, targets.LOCK) as (pid, script, _):
         targets.asleep(pid, "futex")
-        first, second = procfs.look(pid), procfs.look(pid)
+        first, second = procfs.read_process(pid), procfs.read_process(pid)
     assert first and second
     assert (first.pid, first.parent, first.state) == (pid, os.getpid(), "S")
     assert first.command == f"{sys.executable} {script}"
@@ -29,10 +29,10 @@ def test_a_sleeping_process(tmp_path: Path) -> None:
 
 def test_a_spinning_process_uses_its_cpu(tmp_path: Path) -> None:
     with targets.running(tmp_path, targets.SPIN) as (pid, _, _):
-        before = procfs.look(pid)
+        before = procfs.read_process(pid)
         assert before
-        wait_until(lambda: (now := procfs.look(pid)) and now.main_cpu_s >= before.main_cpu_s + 0.2, 20, "it computes")
-        now = procfs.look(pid)
+        wait_until(lambda: (now := procfs.read_process(pid)) and now.main_cpu_s >= before.main_cpu_s + 0.2, 20, "it computes")
+        now = procfs.read_process(pid)
     assert now and now.state == "R" and now.cpu_s >= now.main_cpu_s and now.waits_in == ""
 
 
@@ -42,34 +42,34 @@ def test_cpu_of_other_threads_is_not_the_main_threads(tmp_path: Path) -> None:
         + "import threading, time\nthreading.Thread(target=turns, daemon=True).start()\ntime.sleep(1000)\n"
     )
     with targets.running(tmp_path, program) as (pid, _, _):
-        wait_until(lambda: (now := procfs.look(pid)) and now.cpu_s > 0.5, 20, "it computes")
-        now = procfs.look(pid)
+        wait_until(lambda: (now := procfs.read_process(pid)) and now.cpu_s > 0.5, 20, "it computes")
+        now = procfs.read_process(pid)
     assert now and now.main_cpu_s < now.cpu_s / 2
 
 
 def test_a_stopped_process(tmp_path: Path) -> None:
     with targets.running(tmp_path, targets.SPIN) as (pid, _, _):
         targets.stopped(pid)
-        now = procfs.look(pid)
+        now = procfs.read_process(pid)
     assert now and now.state == "T"
 
 
 def test_dead_and_gone() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
-    wait_until(lambda: (now := procfs.look(ended.pid)) and now.state == "Z", 20, "it has ended, and nobody has looked")
-    zombie = procfs.look(ended.pid)
+    wait_until(lambda: (now := procfs.read_process(ended.pid)) and now.state == "Z", 20, "it has ended, and nobody has looked")
+    zombie = procfs.read_process(ended.pid)
     assert zombie and zombie.command.startswith("[python")
     ended.wait()
-    assert procfs.look(ended.pid) is None
+    assert procfs.read_process(ended.pid) is None
     assert procfs.environment(ended.pid) == {} and procfs.workers(ended.pid) == [] and procfs.family(ended.pid) == []
 
 
 def test_io_is_counted(tmp_path: Path) -> None:
     program = "import time\nprint('ready', flush=True)\nwhile True:\n    open(__file__).read(); time.sleep(0.01)\n"
     with targets.running(tmp_path, program) as (pid, _, _):
-        before = procfs.look(pid)
+        before = procfs.read_process(pid)
         assert before and before.io_bytes is not None
-        wait_until(lambda: (now := procfs.look(pid)) and (now.io_bytes or 0) > (before.io_bytes or 0) + 1000, 20, "it reads")
+        wait_until(lambda: (now := procfs.read_process(pid)) and (now.io_bytes or 0) > (before.io_bytes or 0) + 1000, 20, "it reads")
 
 
 def test_family_and_workers(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_environment(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_what_is_not_ours_is_unknown() -> None:
-    init = procfs.look(1)
+    init = procfs.read_process(1)
     assert init and init.io_bytes is None and procfs.environment(1) == {}
 
 
@@ -130,6 +130,6 @@ def test_a_name_with_parentheses_and_spaces_is_read_right(tmp_path: Path) -> Non
     program = "import ctypes, signal\nctypes.CDLL(None).prctl(15, b'a) R 1 (', 0, 0, 0)\nprint('ready', flush=True)\nsignal.pause()\n"
     with targets.running(tmp_path, program) as (pid, _, _):
         targets.asleep(pid)
-        now = procfs.look(pid)
+        now = procfs.read_process(pid)
         assert now and now.parent == os.getpid()
         os.kill(pid, signal.SIGKILL)

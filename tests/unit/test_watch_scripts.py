@@ -13,9 +13,9 @@ import pytest
 from tests.conftest import wait_until
 from tests.unit import targets
 from training.watchdog import heartbeat_watchdog, script_watchdog, stall_detector
-from training.watchdog.hang_report import Finding
+from training.watchdog.hang_report import HangFinding
 from training.watchdog.probes import procfs, sampling, stacks
-from training.watchdog.probes.sampling import Course, Look, Sample
+from training.watchdog.probes.sampling import ProcessSample, RankTrace, Sample
 from training.watchdog.probes.stacks import Frame, Stack, Thread
 from training.watchdog.script_watchdog import ScriptWatch
 
@@ -24,7 +24,7 @@ FLOOR_S = 0.8
 
 def watched(
     pids: dict[int, int], seconds: float, ended: dict[int, int] | None = None, said: list[str] | None = None, *, trains: bool = True
-) -> Finding | None:
+) -> HangFinding | None:
     """What the watch finds within that time of silence; it is asked as the supervisor's loop does."""
     watch = ScriptWatch(FLOOR_S, say=(said if said is not None else []).append, trains=lambda: trains)
     watch.output()
@@ -38,7 +38,7 @@ def watched(
     return None
 
 
-def stuck(pids: dict[int, int], ended: dict[int, int] | None = None) -> Finding:
+def stuck(pids: dict[int, int], ended: dict[int, int] | None = None) -> HangFinding:
     found = watched(pids, 20 * FLOOR_S, ended)
     assert found
     return found
@@ -250,29 +250,31 @@ MINE, LIBRARY = Frame("/home/me/train.py", 7, "step"), "/u/lib/python3.11/site-p
 PROCESS = procfs.Process(1, 0, "S", "python train.py", 10.0, 10.0, 1000, "futex_wait")
 
 
-def look(*frames: Frame, gpu: bool = False, holds_gil: bool = False, **facts: object) -> Look:
+def look(*frames: Frame, gpu: bool = False, holds_gil: bool = False, **facts: object) -> ProcessSample:
     process = dataclasses.replace(PROCESS, **facts)  # type: ignore[arg-type]
-    return Look(process, Stack(1, "py-spy", (Thread("MainThread", True, False, holds_gil, frames),)), gpu)
+    return ProcessSample(process, Stack(1, "py-spy", (Thread("MainThread", True, False, holds_gil, frames),)), gpu)
 
 
-def judged(*pairs: tuple[Look, Look], elsewhere: bool = False, alone: bool = False, written: int = 0) -> Finding | str:
+def judged(
+    *pairs: tuple[ProcessSample, ProcessSample], elsewhere: bool = False, alone: bool = False, written: int = 0
+) -> HangFinding | str:
     samples = [Sample(float(at), {rank: pair[at] for rank, pair in enumerate(pairs)}, at * written) for at in (0, 1)]
-    return stall_detector.judge(samples, {}, elsewhere=elsewhere, alone=alone)
+    return stall_detector.detect_stall(samples, {}, elsewhere=elsewhere, alone=alone)
 
 
-def reduce(**facts: object) -> Look:
+def reduce(**facts: object) -> ProcessSample:
     return look(Frame(f"{LIBRARY}/distributed/distributed_c10d.py", 3000, "all_reduce"), MINE, **facts)  # type: ignore[arg-type]
 
 
 def test_blocked_in_io() -> None:
     blocked = look(MINE, state="D", waits_in="nfs_wait_on_request")
     found = judged((reduce(), reduce()), (blocked, blocked))
-    assert isinstance(found, Finding) and (found.kind, found.rank, found.where) == ("blocked", 1, "/home/me/train.py:7")
+    assert isinstance(found, HangFinding) and (found.kind, found.rank, found.where) == ("blocked", 1, "/home/me/train.py:7")
     assert found.how == "is blocked in I/O (nfs_wait_on_request) at /home/me/train.py:7 (step)"
     moving = look(MINE, state="D", faults=5000)
     assert isinstance(judged((reduce(), reduce()), (blocked, moving)), str), "it reads a mapped file, slowly"
     assert isinstance(judged((reduce(), reduce()), (blocked, blocked), written=5_000_000), str), "the kernel writes what it has got"
-    assert isinstance(judged((reduce(), reduce()), (blocked, blocked), written=4096), Finding)
+    assert isinstance(judged((reduce(), reduce()), (blocked, blocked), written=4096), HangFinding)
 
 
 @pytest.mark.parametrize("state", ["D", "S"])
@@ -287,7 +289,7 @@ def test_a_slow_save_is_no_hang_for_long(tmp_path: Path, code: str, state: str) 
     said = judged((reduce(), reduce()), (saves, saves))
     assert isinstance(said, str) and said.startswith("one of them works: rank 1 is at ")
     found = judged((reduce(), reduce()), (saves, saves), alone=True)
-    assert isinstance(found, Finding) and (found.kind, found.rank) == ("blocked" if state == "D" else "hang", 1)
+    assert isinstance(found, HangFinding) and (found.kind, found.rank) == ("blocked" if state == "D" else "hang", 1)
 
 
 def test_a_rank_that_gets_no_core_is_not_idle() -> None:
@@ -296,7 +298,7 @@ def test_a_rank_that_gets_no_core_is_not_idle() -> None:
     after = dataclasses.replace(look(MINE, state="R", cpu_s=10.01), queued={1: 5.9, 7: 1.0})
     said = judged((reduce(), reduce()), (before, after))
     assert isinstance(said, str) and said.startswith("one of them works: rank 1 is at ")
-    assert isinstance(judged((reduce(), reduce()), (before, dataclasses.replace(after, queued={1: 5.1, 9: 50.0}))), Finding)
+    assert isinstance(judged((reduce(), reduce()), (before, dataclasses.replace(after, queued={1: 5.1, 9: 50.0}))), HangFinding)
 
 
 def test_backward_that_computes_is_no_waiting() -> None:
@@ -304,7 +306,7 @@ def test_backward_that_computes_is_no_waiting() -> None:
     waits, computes = look(here, MINE), look(here, MINE, cpu_s=10.9)
     assert isinstance(judged((waits, waits), (waits, computes)), str)
     found = judged((waits, waits), (waits, waits))
-    assert isinstance(found, Finding) and found.rank is None
+    assert isinstance(found, HangFinding) and found.rank is None
 
 
 def test_ranks_that_are_always_met_in_the_same_place_and_go_on() -> None:
@@ -313,7 +315,7 @@ def test_ranks_that_are_always_met_in_the_same_place_and_go_on() -> None:
     goes_on = dataclasses.replace(reduce(), turns=3)
     said = judged((sleeps, sleeps), (reduce(), goes_on))
     assert said == "collectives go on: rank 1 is at /home/me/train.py:7 (step), 0 % of a core"
-    assert isinstance(judged((sleeps, sleeps), (goes_on, goes_on)), Finding)
+    assert isinstance(judged((sleeps, sleeps), (goes_on, goes_on)), HangFinding)
 
 
 def test_a_rank_that_waits_for_its_gpu_is_innocent(tmp_path: Path) -> None:
@@ -322,7 +324,7 @@ def test_a_rank_that_waits_for_its_gpu_is_innocent(tmp_path: Path) -> None:
     at, lock = Frame(str(script), 1, "step"), look(MINE)
     spinning = (look(at, gpu=True, state="R"), look(at, gpu=True, state="R", cpu_s=11.0, main_cpu_s=11.0))
     found = judged(spinning, (lock, lock))
-    assert isinstance(found, Finding) and (found.rank, found.waiting) == (1, {0: f"waits in the GPU at {script}:1 (step)"})
+    assert isinstance(found, HangFinding) and (found.rank, found.waiting) == (1, {0: f"waits in the GPU at {script}:1 (step)"})
     without = tuple(dataclasses.replace(one, gpu=False) for one in spinning)
     assert isinstance(judged((without[0], without[1]), (lock, lock)), str), "on a CPU it computes"
 
@@ -334,7 +336,7 @@ def test_a_rank_that_waits_for_its_gpu_is_innocent(tmp_path: Path) -> None:
 def test_a_gpu_that_computes_is_not_waiting(pending: bool | None, alone: bool, certain: bool) -> None:
     watch = ScriptWatch(1.0, pending=lambda rank: pending if rank == 1 else None)
     places = {0: "waits in barrier at train.py:9 (step)", 1: "waits in the GPU at train.py:7 (step)"}
-    found = Finding("uneven", None, None, "all ranks wait for each other", places, {}, 1.0)
+    found = HangFinding("uneven", None, None, "all ranks wait for each other", places, {}, 1.0)
     told = watch._doubted(found, alone)
     assert (told is found) == certain
     if pending is False:
@@ -399,14 +401,14 @@ def test_many_stacks_in_a_row_end_when_they_are_no_longer_wanted(monkeypatch: py
 def test_ranks_of_other_machines_may_be_waited_for() -> None:
     said = judged((reduce(), reduce()), (reduce(), reduce()), elsewhere=True)
     assert said == "all ranks here wait, for a rank of another machine perhaps: rank 0 waits in all_reduce, rank 1 waits in all_reduce"
-    assert isinstance(judged((reduce(), reduce()), (reduce(), reduce())), Finding)
+    assert isinstance(judged((reduce(), reduce()), (reduce(), reduce())), HangFinding)
     lock = look(MINE)
     found = judged((reduce(), reduce()), (lock, lock), elsewhere=True)
-    assert isinstance(found, Finding) and found.rank == 1, "who is stuck here is found here"
+    assert isinstance(found, HangFinding) and found.rank == 1, "who is stuck here is found here"
 
 
 def test_without_stacks_nothing_is_said() -> None:
-    blind = Look(PROCESS, "process 1 may not be looked into", False)
+    blind = ProcessSample(PROCESS, "process 1 may not be looked into", False)
     assert judged((reduce(), reduce()), (blind, blind)) == "no stack of rank 1: process 1 may not be looked into"
     said: list[str] = []
     watch = ScriptWatch(1.0, say=said.append)
@@ -421,7 +423,7 @@ def test_rates_of_a_course() -> None:
     child = dataclasses.replace(PROCESS, pid=2, cpu_s=1.0)
     first = dataclasses.replace(first, children={2: child}, sockets={7: 100, 8: 5})
     last = dataclasses.replace(last, children={2: dataclasses.replace(child, cpu_s=1.4, faults=6)}, sockets={7: 1100, 9: 50})
-    course = Course(0, (first, last), 2.0)
+    course = RankTrace(0, (first, last), 2.0)
     assert (course.own_cpu, course.childrens_cpu) == (pytest.approx(0.25), pytest.approx(0.2))
     assert course.bytes_moved == (4000 + 1000 + 50) / 2 and course.faults == 8, "of the child too: it reads a mapped file"
     assert course.children_work and not course.idle and course.same_place

@@ -60,7 +60,7 @@ def test_a_stopped_process_is_looked_into_and_stays_stopped(tmp_path: Path) -> N
         targets.asleep(pid, "futex")
         targets.stopped(pid)
         assert at(taken(pid).main).endswith("(takes_it_twice)")
-        now = procfs.look(pid)
+        now = procfs.read_process(pid)
     assert now and now.state == "T"
 
 
@@ -100,7 +100,7 @@ def test_a_process_is_not_disturbed(tmp_path: Path) -> None:
 
 def test_why_there_is_none(tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
-    wait_until(lambda: (now := procfs.look(ended.pid)) and now.state == "Z", 20, "it has ended")
+    wait_until(lambda: (now := procfs.read_process(ended.pid)) and now.state == "Z", 20, "it has ended")
     with subprocess.Popen(["sleep", "1000"]) as other:
         found = stacks.dump([ended.pid, other.pid])
         other.kill()

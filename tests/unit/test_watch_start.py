@@ -17,7 +17,7 @@ from tests.conftest import wait_until
 from training.core.heartbeat import Heartbeat, read_all
 from training.core.rundir import RunDir
 from training.watchdog import discovery, heartbeat_watchdog
-from training.watchdog.hang_report import DESYNC, HANG, STOPPED, UNEVEN, Finding
+from training.watchdog.hang_report import DESYNC, HANG, STOPPED, UNEVEN, HangFinding
 from training.watchdog.probes import flight_recorder, procfs, stacks
 from training.watchdog.probes.flight_recorder import Call
 from training.watchdog.script_watchdog import ScriptWatch
@@ -40,7 +40,7 @@ def test_an_error_of_the_watch_turns_it_off_for_a_while(
     clock = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     watch = RanksWatch(run, PLAN, range(2), 2)
-    monkeypatch.setattr(heartbeat_watchdog.Watch, "look", lambda self, pids: 1 / 0)
+    monkeypatch.setattr(heartbeat_watchdog.HeartbeatWatchdog, "look", lambda self, pids: 1 / 0)
     for off_s in (60, 120, 240, 480):
         assert watch.look({0: os.getpid()}, {}) is None
         said = capsys.readouterr().err
@@ -56,12 +56,12 @@ def test_an_error_of_the_watch_turns_it_off_for_a_while(
 
 
 def test_an_error_that_passes_is_forgotten(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, found = [1000.0], Finding(HANG, 0, None, "stands", {}, {}, 4.0)
+    clock, found = [1000.0], HangFinding(HANG, 0, None, "stands", {}, {}, 4.0)
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     watch = RanksWatch(run, PLAN, range(2), 2)
-    monkeypatch.setattr(heartbeat_watchdog.Watch, "look", lambda self, pids: 1 / 0)
+    monkeypatch.setattr(heartbeat_watchdog.HeartbeatWatchdog, "look", lambda self, pids: 1 / 0)
     assert watch.look({0: os.getpid()}, {}) is None
-    monkeypatch.setattr(heartbeat_watchdog.Watch, "look", lambda self, pids: found)
+    monkeypatch.setattr(heartbeat_watchdog.HeartbeatWatchdog, "look", lambda self, pids: found)
     assert watch.look({0: os.getpid()}, {}) is None
     clock[0] += 61
     assert watch.look({0: os.getpid()}, {}) is found
@@ -71,7 +71,7 @@ def test_no_error_escapes_elsewhere(run: RunDir, monkeypatch: pytest.MonkeyPatch
     beat = Heartbeat(run.heartbeat(0), 0)
     beat.beat("fetch")
     (read,) = read_all(run.heartbeats, range(1))
-    monkeypatch.setattr(heartbeat_watchdog.Watch, "patience_s", lambda self, beat: 1 / 0)
+    monkeypatch.setattr(heartbeat_watchdog.HeartbeatWatchdog, "patience_s", lambda self, beat: 1 / 0)
     watch = RanksWatch(run, PLAN, range(2), 2)
     assert watch.patience_s(read) == 0.0 and "ZeroDivisionError" in capsys.readouterr().err
     assert watch.patience_s(read) == 0.0 and capsys.readouterr().err == ""
@@ -109,11 +109,11 @@ def test_ranks_of_torchrun_that_come_late_and_leave_early(run: RunDir, monkeypat
 def test_who_waits_for_another_machine_is_excused_until_that_has_ended(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     Heartbeat(run.heartbeat(0), 0).beat("barrier: end of training")
     seen = [SimpleNamespace(rank=0, beat=b, process=SimpleNamespace(gone=False)) for b in read_all(run.heartbeats)]
-    found = Finding(HANG, None, None, "all ranks wait for each other", {}, {}, 70.0)
-    monkeypatch.setattr(heartbeat_watchdog.Watch, "_overdue", lambda self, beats, pids: beats)
+    found = HangFinding(HANG, None, None, "all ranks wait for each other", {}, {}, 70.0)
+    monkeypatch.setattr(heartbeat_watchdog.HeartbeatWatchdog, "_overdue", lambda self, beats, pids: beats)
     monkeypatch.setattr(heartbeat_watchdog.snapshot, "gather", lambda *_: seen)
     monkeypatch.setattr(heartbeat_watchdog.snapshot, "texts", lambda *_: {})
-    monkeypatch.setattr(heartbeat_watchdog.culprit, "judge", lambda *_: found)
+    monkeypatch.setattr(heartbeat_watchdog.culprit, "find_culprit", lambda *_: found)
     watch = RanksWatch(run, PLAN | {"config": {"hang_timeout": 0.01}}, range(1), 2)
     assert watch.look({0: os.getpid()}, {}) is None
     watch.elsewhere_ended()
@@ -124,7 +124,7 @@ def test_a_healthy_rank_is_no_finding_and_zero_turns_it_off(run: RunDir) -> None
     for rank in range(2):
         Heartbeat(run.heartbeat(rank), rank).beat("fetch")
     assert RanksWatch(run, PLAN, range(2), 2).look({0: os.getpid(), 1: os.getpid()}, {}) is None
-    off = heartbeat_watchdog.Watch(run, PLAN | {"config": {"hang_timeout": 0}}, range(2))
+    off = heartbeat_watchdog.HeartbeatWatchdog(run, PLAN | {"config": {"hang_timeout": 0}}, range(2))
     assert off.look({0: os.getpid()}) is None
 
 
@@ -147,7 +147,7 @@ def idle() -> Iterator[int]:
         process.communicate(b"\n")
 
 
-def looks(watch: heartbeat_watchdog.Watch, pids: dict[int, int], clock: list[float], seconds: float) -> Finding | None:
+def looks(watch: heartbeat_watchdog.HeartbeatWatchdog, pids: dict[int, int], clock: list[float], seconds: float) -> HangFinding | None:
     """As the supervisor's loop looks."""
     end = clock[0] + seconds
     while clock[0] < end:
@@ -159,7 +159,7 @@ def looks(watch: heartbeat_watchdog.Watch, pids: dict[int, int], clock: list[flo
 
 def test_a_rank_that_never_comes_is_awaited_and_then_named(run: RunDir, clock: list[float], idle: int) -> None:
     Heartbeat(run.heartbeat(0), 0).beat("meeting the other ranks")
-    watch = heartbeat_watchdog.Watch(run, PLAN, range(2))
+    watch = heartbeat_watchdog.HeartbeatWatchdog(run, PLAN, range(2))
     pids = {0: os.getpid(), 1: idle}
     assert looks(watch, pids, clock, 300) is None
     assert watch.look(pids) is None, "not in one look"
@@ -172,7 +172,7 @@ def test_a_rank_that_was_seen_is_never_absent(run: RunDir, clock: list[float], c
     """Its heartbeat cannot be read after five minutes: once, or for long."""
     for rank in range(2):
         Heartbeat(run.heartbeat(rank), rank).beat("meeting the other ranks")
-    watch, pids = heartbeat_watchdog.Watch(run, PLAN, range(2)), {0: os.getpid(), 1: idle}
+    watch, pids = heartbeat_watchdog.HeartbeatWatchdog(run, PLAN, range(2)), {0: os.getpid(), 1: idle}
     assert looks(watch, pids, clock, 290) is None
     run.heartbeat(1).rename(run.path / "away")
     assert looks(watch, pids, clock, 50) is None and capsys.readouterr().err == ""
@@ -188,7 +188,7 @@ def test_a_rank_of_torchrun_that_cannot_be_read_leaves_no_verdict_on_the_others(
         for writer.step in (1, 9):
             writer.beat("backward" if rank else "fetch")
     watch, looked = RanksWatch(run, PLAN, range(2), 2), []
-    monkeypatch.setattr(heartbeat_watchdog.Watch, "_examine", lambda self, *facts: looked.append(facts))
+    monkeypatch.setattr(heartbeat_watchdog.HeartbeatWatchdog, "_examine", lambda self, *facts: looked.append(facts))
     for _ in range(8):
         watch.look({None: os.getpid()}, {})
         clock[0] += 0.5
@@ -204,21 +204,21 @@ def test_a_rank_of_torchrun_that_cannot_be_read_leaves_no_verdict_on_the_others(
 def test_a_rank_without_a_heartbeat_that_works_is_on_its_way(
     run: RunDir, clock: list[float], capsys: pytest.CaptureFixture[str], idle: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = procfs.look(idle)
+    real = procfs.read_process(idle)
     assert real
-    monkeypatch.setattr(procfs, "look", lambda pid: dataclasses.replace(real, cpu_s=0.2 * clock[0]))
-    watch = heartbeat_watchdog.Watch(run, PLAN, range(1))
+    monkeypatch.setattr(procfs, "read_process", lambda pid: dataclasses.replace(real, cpu_s=0.2 * clock[0]))
+    watch = heartbeat_watchdog.HeartbeatWatchdog(run, PLAN, range(1))
     assert looks(watch, {0: idle}, clock, 1400) is None
     assert capsys.readouterr().err.count("slow, not stuck") == 1
     assert looks(watch, {0: idle}, clock, 200)
 
 
-def overdue(run: RunDir, clock: list[float], idle: int) -> heartbeat_watchdog.Watch:
+def overdue(run: RunDir, clock: list[float], idle: int) -> heartbeat_watchdog.HeartbeatWatchdog:
     """Rank 0 is in a forward pass; what is found when it is examined is a hang."""
     writer = Heartbeat(run.heartbeat(0), 0)
     for writer.step in (1, 9):
         writer.beat("forward")
-    watch = heartbeat_watchdog.Watch(run, PLAN | {"ranks": 1}, range(1))
+    watch = heartbeat_watchdog.HeartbeatWatchdog(run, PLAN | {"ranks": 1}, range(1))
     assert watch.look({0: idle}) is None
     return watch
 
@@ -256,8 +256,8 @@ def test_a_rank_that_is_continued_after_a_stop_is_no_finding(
         writer = Heartbeat(run.heartbeat(rank), rank)
         for writer.step in (1, 9):
             writer.beat("forward")
-    watch = heartbeat_watchdog.Watch(run, PLAN, range(2))
-    monkeypatch.setattr(heartbeat_watchdog.Watch, "_look_for_stopped", lambda self, pids, now: 0)
+    watch = heartbeat_watchdog.HeartbeatWatchdog(run, PLAN, range(2))
+    monkeypatch.setattr(heartbeat_watchdog.HeartbeatWatchdog, "_look_for_stopped", lambda self, pids, now: 0)
     monkeypatch.setattr(stacks, "dump", lambda pids, seconds: {})
     assert watch.look({0: idle, 1: os.getpid()}) is None
 
@@ -266,15 +266,15 @@ def test_a_script_is_also_seen_by_what_its_ranks_have_called(run: RunDir, monkey
     watch = RanksWatch(run, PLAN | SCRIPT, range(2), 2)
     said = {0: [Call("0", 7, "barrier", "")], 1: [Call("0", 7, "all_reduce", "float [9]")]}
     monkeypatch.setattr(flight_recorder, "read", lambda folder, rank: said[rank])
-    waits = Finding(HANG, 0, "main.py:3", "stands", {1: "waits"}, {}, 4.0)
+    waits = HangFinding(HANG, 0, "main.py:3", "stands", {1: "waits"}, {}, 4.0)
     found = watch._compared(waits, said)
     assert (found.kind, found.rank, found.where) == (DESYNC, None, None)
     assert found.how == "the ranks do not do the same at collective 7: rank 0: barrier; rank 1: all_reduce of float [9]"
-    uneven = watch._compared(Finding(UNEVEN, None, None, "all ranks wait, in different places", {}, {}, 4.0), said)
+    uneven = watch._compared(HangFinding(UNEVEN, None, None, "all ranks wait, in different places", {}, {}, 4.0), said)
     assert uneven.kind == UNEVEN and uneven.how.startswith(
         "all ranks wait, in different places; the ranks do not do the same at collective 7"
     )
-    stopped = Finding(STOPPED, 0, None, "is stopped", {}, {}, 4.0)
+    stopped = HangFinding(STOPPED, 0, None, "is stopped", {}, {}, 4.0)
     assert watch._compared(stopped, said) is stopped
 
 
@@ -288,8 +288,8 @@ def test_a_job_that_was_frozen_is_given_its_time_again(run: RunDir, monkeypatch:
     writer.beat("fetch")
     writer.step = 9
     writer.beat("forward")
-    watch = heartbeat_watchdog.Watch(run, PLAN | {"ranks": 1}, range(1))
-    monkeypatch.setattr(heartbeat_watchdog.Watch, "_examine", lambda self, *facts: looked.append(clock[0]))
+    watch = heartbeat_watchdog.HeartbeatWatchdog(run, PLAN | {"ranks": 1}, range(1))
+    monkeypatch.setattr(heartbeat_watchdog.HeartbeatWatchdog, "_examine", lambda self, *facts: looked.append(clock[0]))
     watch.look({0: os.getpid()})
     clock[0] += 500
     watch.look({0: os.getpid()})

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from training.tasks.video_restoration import making, scenes
-from training.tasks.video_restoration.options import Options
+from training.tasks.video_restoration.options import VideoOptions
 
 
 def rendered(folder: Path, **facts: Any) -> Path:
@@ -18,8 +18,8 @@ def rendered(folder: Path, **facts: Any) -> Path:
     return folder
 
 
-def gopro(folder: Path, **facts: Any) -> Options:
-    return Options(dataroot_gt=f"{folder}/train", test_dataroot_gt=f"{folder}/test", **{"num_frame": 3, "gt_size": 16} | facts)
+def gopro(folder: Path, **facts: Any) -> VideoOptions:
+    return VideoOptions(dataroot_gt=f"{folder}/train", test_dataroot_gt=f"{folder}/test", **{"num_frame": 3, "gt_size": 16} | facts)
 
 
 def told(clip: int, frame: int, width: int = 16, height: int = 12) -> Any:
@@ -36,15 +36,15 @@ def write(folder: Path, clip: int, frames: int, *, width: int = 16, height: int 
     return folder
 
 
-def pairs(folder: Path, lengths: tuple[int, ...] = (5, 7), **facts: Any) -> Options:
+def pairs(folder: Path, lengths: tuple[int, ...] = (5, 7), **facts: Any) -> VideoOptions:
     """KAIR's layout: gt/CLIP and lq/CLIP; the sharp pictures are told of as 8 clips more."""
     for number, frames in enumerate(lengths):
         write(folder / "gt" / f"c{number}", 8 + number, frames)
         write(folder / "lq" / f"c{number}", number, frames)
-    return Options(dataroot_gt=f"{folder}/gt", dataroot_lq=f"{folder}/lq", **{"num_frame": 3, "gt_size": 8} | facts)
+    return VideoOptions(dataroot_gt=f"{folder}/gt", dataroot_lq=f"{folder}/lq", **{"num_frame": 3, "gt_size": 8} | facts)
 
 
-def smeared(folder: Path, **facts: Any) -> Options:
+def smeared(folder: Path, **facts: Any) -> VideoOptions:
     """The easiest blur to learn: every frame is smeared to the side by three pixels."""
     for part, count in (("train", 3), ("test", 1)):
         for clip in range(count):

@@ -32,7 +32,7 @@ LONGEST_S = 3600
 
 
 @dataclass
-class Options:
+class CommunicationOptions:
     ranks: int = 2
     device: str = "auto"
     limit_s: float = stages.LIMIT_S
@@ -40,9 +40,9 @@ class Options:
     problems: list[Problem] = field(default_factory=list)
 
 
-def parse(argv: list[str]) -> Options:
+def parse(argv: list[str]) -> CommunicationOptions:
     """Raises UserError with all problems."""
-    options, positional, words = Options(), [], list(argv)
+    options, positional, words = CommunicationOptions(), [], list(argv)
     while words:
         name, equals, value = (word := words.pop(0)).partition("=")
         if name in ("--device", "--limit") and not equals and words:
@@ -80,9 +80,9 @@ def _whole(text: str, high: int) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= high
 
 
-def plan(options: Options) -> dict[str, Any]:
+def plan(options: CommunicationOptions) -> dict[str, Any]:
     """What the test needs of a plan, for so many ranks on this machine. Raises UserError when they have no GPUs."""
-    machine = gpus.look(os.environ) if options.device != "cpu" else gpus.Machine((), "not asked")
+    machine = gpus.inventory(os.environ) if options.device != "cpu" else gpus.GpuInventory((), "not asked")
     torch = torch_build.installed()
     device = decisions.device(Config(device=options.device), options.ranks, machine, torch)
     have = len(machine.gpus)

@@ -20,8 +20,8 @@ from training.core.errors import Exit
 from training.host.placement import RANK
 from training.plan import preflight
 from training.plan.preflight import bug_report, versions
-from training.plan.request import Launch
-from training.tasks.gpt.memory import Estimate, Load, estimate, gib
+from training.plan.request import LaunchRequest
+from training.tasks.gpt.memory import Estimate, StepWorkload, estimate, gib
 from training.tasks.gpt.memory_fit import suggestions
 
 SCHEMA_VERSION = 1
@@ -42,10 +42,10 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepMemory:
     """What is known of the memory of a step; `measured` is None where this torch can not measure, and `why` says so."""
 
-    load: Load
+    load: StepWorkload
     room: int | None
     measured: Measured | None
     why: str = ""
@@ -59,7 +59,7 @@ class Step:
     def verdict(self) -> str:
         return verdict(self.total, self.room)
 
-    def check(self, request: Launch) -> preflight.Check:
+    def check(self, request: LaunchRequest) -> preflight.Check:
         status = {TIGHT: preflight.WARNING, TOO_LARGE: preflight.ERROR}.get(self.verdict, preflight.OK)
         fixes = []
         if self.verdict == TOO_LARGE and self.room:  # by the formula these fit a room that is smaller by what it is wrong by
@@ -92,7 +92,7 @@ class Step:
         }
 
 
-def measure(load: Load) -> Measured:
+def measure(load: StepWorkload) -> Measured:
     """Raises training.tasks.gpt.fake_memory.Unavailable when this torch can not."""
     started = time.perf_counter()
     from training.tasks.gpt.fake_memory import peak
@@ -102,14 +102,14 @@ def measure(load: Load) -> Measured:
     return Measured(fake, same.total, time.perf_counter() - started)
 
 
-def memory(load: Load, room: int | None) -> Step:
+def memory(load: StepWorkload, room: int | None) -> StepMemory:
     from training.tasks.gpt.fake_memory import Unavailable
 
     log.info("measuring the memory of a step by fake tensors")
     try:
-        return Step(load, room, measure(load))
+        return StepMemory(load, room, measure(load))
     except Unavailable as error:
-        return Step(load, room, None, str(error))
+        return StepMemory(load, room, None, str(error))
 
 
 def _with_margin(total: int) -> Estimate:
@@ -131,7 +131,7 @@ def sentence(total: int, room: int | None) -> str:
     return f"{said}, {needed} needed, {gib(room)} free"
 
 
-def communication(request: Launch, plan: dict[str, Any], checks: list[preflight.Check]) -> list[preflight.Check]:
+def communication(request: LaunchRequest, plan: dict[str, Any], checks: list[preflight.Check]) -> list[preflight.Check]:
     """The lines of the communication test between the ranks of this machine; `checks`: what was found before it, for it need not
     be tried where GPUs are missing. Ranks that something else has started, or that another Python runs, are not ours to start."""
     from training.launcher.communication.run import run
@@ -145,12 +145,12 @@ def communication(request: Launch, plan: dict[str, Any], checks: list[preflight.
 
 
 @dataclass(frozen=True)
-class Report:
+class DoctorReport:
     """All that `--check` found."""
 
     plan: dict[str, Any]
     checks: list[preflight.Check]
-    step: Step | None  # None for somebody's own script
+    step: StepMemory | None  # None for somebody's own script
     seconds: float  # from the start of this process until all was checked; measuring comes after
 
     @property
@@ -211,10 +211,10 @@ def since_start() -> float:
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
 
 
-def run(request: Launch, plan: dict[str, Any], checks: list[preflight.Check]) -> Report:
+def run(request: LaunchRequest, plan: dict[str, Any], checks: list[preflight.Check]) -> DoctorReport:
     """Measure what the plan could only estimate."""
     seconds = since_start()
     talk = communication(request, plan, checks)  # first: it forks, and importing torch below starts threads
-    step = memory(Load(**plan["memory"]["load"]), plan["memory"]["free_bytes"]) if "memory" in plan else None
+    step = memory(StepWorkload(**plan["memory"]["load"]), plan["memory"]["free_bytes"]) if "memory" in plan else None
     found = [*checks, *talk, *([step.check(request)] if step else [])]
-    return Report(plan, found, step, seconds)
+    return DoctorReport(plan, found, step, seconds)

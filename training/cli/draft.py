@@ -12,7 +12,7 @@ from training.core.project import ENTRYPOINT
 from training.host import packages, process, program
 from training.host.placement import NODE
 from training.launcher import rendezvous
-from training.launcher.post_run import Ending
+from training.launcher.post_run import PostRun
 from training.plan import training_plan as planner
 from training.plan import writer
 from training.trainer import worker
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Plan = dict[str, Any]
 
-__all__ = ["Ending", "draft"]
+__all__ = ["PostRun", "draft"]
 
 
 def draft(args: list[str], environ: MutableMapping[str, str], parent: int) -> tuple[rundir.RunDir, Plan, World] | int:

@@ -22,8 +22,8 @@ import time
 from training.core import log
 from training.core.errors import Exit, UserError
 from training.monitor.health import health, options, render
-from training.monitor.health.health import HAS_ENDED, Report
-from training.monitor.health.options import Options
+from training.monitor.health.health import HAS_ENDED, HealthReport
+from training.monitor.health.options import HealthOptions
 
 
 def main(argv: list[str]) -> int:
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
         return int(Exit.INTERRUPTED)
 
 
-def _print(report: Report, chosen: Options) -> None:
+def _print(report: HealthReport, chosen: HealthOptions) -> None:
     if chosen.json:
         print(json.dumps(render.record(report), indent=None if chosen.every_s else 1), flush=True)
         return

@@ -14,8 +14,8 @@ from training.core import find_run, project
 from training.core import log as console
 from training.core.errors import Exit, Problem, UserError
 from training.monitor import options, screen, state
-from training.monitor.options import Options
-from training.monitor.state import Source, State
+from training.monitor.options import MonitorOptions
+from training.monitor.state import State, StateSource
 
 NO_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
@@ -42,22 +42,22 @@ def main(argv: list[str]) -> int:
         return int(Exit.RESOURCES)
 
 
-def _source(chosen: Options) -> Source:
+def _source(chosen: MonitorOptions) -> StateSource:
     """What to look at. Raises UserError."""
     if chosen.all:
-        from training.monitor.run_list import Fleet
+        from training.monitor.run_list import RunTable
 
-        return Fleet(project.ROOT / find_run.EXPERIMENTS)
+        return RunTable(project.ROOT / find_run.EXPERIMENTS)
     run, log = options.find(chosen, project.ROOT)
     if run is not None:
-        return state.Watch(run, log)
+        return state.RunWatch(run, log)
     from training.monitor.log_watch import LogWatch
 
     assert log is not None
     return LogWatch(log)
 
 
-def _show(chosen: Options, source: Source) -> int:
+def _show(chosen: MonitorOptions, source: StateSource) -> int:
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     ascii_only = chosen.ascii or (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     on_terminal = sys.stdout.isatty()
@@ -82,15 +82,15 @@ def _show(chosen: Options, source: Source) -> int:
     with _exported(chosen):
         if on_terminal and os.environ.get("TERM", "dumb") != "dumb":
             seen = live.Live(source, chosen.interval_s, ascii_only=ascii_only, follow_exit=follow)
-            if isinstance(source, state.Watch) and chosen.run is None and chosen.log is None:
+            if isinstance(source, state.RunWatch) and chosen.run is None and chosen.log is None:
                 seen.newer = _newer
             return seen.go()
         last = live.lines(source, chosen.interval_s, ascii_only=ascii_only, follow_exit=follow)
         return live.status(last) if follow else int(Exit.DONE)
 
 
-def _only_look(source: Source) -> State:
-    return source.read_all() if isinstance(source, state.Watch) else source.read()
+def _only_look(source: StateSource) -> State:
+    return source.read_all() if isinstance(source, state.RunWatch) else source.read()
 
 
 def _screen(seen: State, view: screen.View) -> list[str]:
@@ -101,13 +101,13 @@ def _screen(seen: State, view: screen.View) -> list[str]:
     return run_list.screen(seen, view)
 
 
-def _reader(chosen: Options, source: Source) -> Callable[[], list[State]]:
+def _reader(chosen: MonitorOptions, source: StateSource) -> Callable[[], list[State]]:
     """A look at what is to be told now: the newest run is not always the same one."""
     shown = source
 
     def read() -> list[State]:
         nonlocal shown
-        if isinstance(shown, state.Watch) and chosen.run is None and chosen.log is None:
+        if isinstance(shown, state.RunWatch) and chosen.run is None and chosen.log is None:
             shown = _newer(shown) or shown
         seen = shown.read()
         return [*seen["runs"], seen] if "runs" in seen else [seen]  # the machine too: the last look at a run may be old
@@ -115,15 +115,15 @@ def _reader(chosen: Options, source: Source) -> Callable[[], list[State]]:
     return read
 
 
-def _newer(shown: Source) -> state.Watch | None:
+def _newer(shown: StateSource) -> state.RunWatch | None:
     """The newest run, when it is another one."""
-    assert isinstance(shown, state.Watch)
+    assert isinstance(shown, state.RunWatch)
     run = find_run.newest(shown.run.path.parent)
-    return state.Watch(run) if run and run.path != shown.run.path else None
+    return state.RunWatch(run) if run and run.path != shown.run.path else None
 
 
 @contextlib.contextmanager
-def _exported(chosen: Options) -> Iterator[None]:
+def _exported(chosen: MonitorOptions) -> Iterator[None]:
     """With --prometheus, an exporter beside the screen. It looks for itself: a key must not change what is told. Raises UserError."""
     if chosen.prometheus is None:
         yield

@@ -29,13 +29,13 @@ from training.plan import preflight, script_plan, script_words, writer
 from training.plan import script_request as own_script
 from training.plan.builder import Plan
 from training.plan.option_help import option_lines
-from training.plan.request import Launch, read
+from training.plan.request import LaunchRequest, read
 from training.plan.training_plan import build, describe
 
 BEFORE_INSTALL = "--before-install"
 
 
-def show(request: Launch, plan: Plan, checks: list[preflight.Check]) -> int:
+def show(request: LaunchRequest, plan: Plan, checks: list[preflight.Check]) -> int:
     """`--dry_run`, `--explain` and `--check`: print what they show; returns the exit code."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… --dry_run | head` ends it in silence
     if not request.check:
@@ -79,13 +79,15 @@ def main() -> int:
         return int(error.code)
 
 
-def _script(program: str, args: list[str], environ: Mapping[str, str], installed: bool) -> tuple[Launch, Plan, list[preflight.Check]]:
+def _script(
+    program: str, args: list[str], environ: Mapping[str, str], installed: bool
+) -> tuple[LaunchRequest, Plan, list[preflight.Check]]:
     request = own_script.read(program, args, environ)
     request.installed = installed
     return request, *script_plan.build(request, environ)
 
 
-def _hand_out(request: Launch, plan: Plan, checks: list[preflight.Check]) -> int:
+def _hand_out(request: LaunchRequest, plan: Plan, checks: list[preflight.Check]) -> int:
     """The run directory for the shell, or the plan for the user."""
     if not request.installed:  # what only packages can answer comes after their installation
         return show(request, plan, checks) if request.dry_run and not request.check else 0

@@ -33,7 +33,7 @@ def _main(argv: list[str]) -> int:
         chart_render.warm_up()
         from training.monitor.report import compare_page, run, run_page
 
-        seen = [run.look(folder) for folder in chosen.runs]
+        seen = [run.read_run(folder) for folder in chosen.runs]
         spoken = chosen.lang or card.language()
         page = run_page.page(seen[0], spoken) if len(seen) == 1 else compare_page.page(seen, spoken)
         try:

@@ -24,7 +24,7 @@ from training.core.errors import Exit, NothingToDo, Problem, UserError
 from training.core.units import plural
 from training.host import program
 from training.launcher.slurm import code_snapshot, job, options, submission
-from training.launcher.slurm.submission import Frozen
+from training.launcher.slurm.submission import FrozenJob
 from training.plan.request import Request
 
 NO_SBATCH = Problem(
@@ -32,9 +32,9 @@ NO_SBATCH = Problem(
 )
 
 
-def _dry_run(request: Request, line: options.Line, nodes: int, ranks: int, code: Path) -> str:
+def _dry_run(request: Request, line: options.SplitArgs, nodes: int, ranks: int, code: Path) -> str:
     """What would be submitted."""
-    frozen, split, values = Frozen(code), request.batch, request.values() | request.options
+    frozen, split, values = FrozenJob(code), request.batch, request.values() | request.options
     width, batch = max(map(len, values)), f"; batch: {split.sentence(request.kind.unit)}" if split else ""
     return "\n".join(
         [
@@ -83,7 +83,7 @@ def _freeze(args: list[str], job_id: str | None) -> int:
     return Exit.DONE
 
 
-def _submitted(frozen: Frozen, number: str) -> None:
+def _submitted(frozen: FrozenJob, number: str) -> None:
     facts = frozen.facts()
     found = re.search(r"^ *StdOut=(.*)$", job.scontrol("show", "job", number)[1], re.MULTILINE)
     log = found[1] if found else f"{facts['log_dir']}/…_{number}.log"
@@ -110,14 +110,14 @@ def main(argv: list[str]) -> int:
         elif what == "freeze":
             return _freeze(rest, os.environ["SLURM_JOB_ID"])
         elif what == "submitted":
-            _submitted(Frozen(Path(rest[0])), rest[1])
+            _submitted(FrozenJob(Path(rest[0])), rest[1])
         elif what == "withdraw":
-            Frozen(Path(rest[0])).withdraw()
+            FrozenJob(Path(rest[0])).withdraw()
         elif what == "begin":
-            frozen = Frozen(Path(rest[0]))
+            frozen = FrozenJob(Path(rest[0]))
             rundir.write_bytes(frozen.step, submission.nul(job.begin(frozen, os.environ)))
         elif what == "end":
-            return job.end(Frozen(Path(rest[0])), int(rest[1]), bool(int(rest[2])), os.environ)
+            return job.end(FrozenJob(Path(rest[0])), int(rest[1]), bool(int(rest[2])), os.environ)
         else:
             raise UserError(
                 Problem(

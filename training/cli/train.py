@@ -11,13 +11,13 @@ from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from training.core import heartbeat, log, phase_timeouts, rundir
-from training.core.errors import Exit, NothingToDo, Stopped, UserError
+from training.core.errors import Exit, NothingToDo, RunStopped, UserError
 from training.trainer import worker
 from training.trainer.worker import SUPERVISED
 
 if TYPE_CHECKING:
     from training.inspector.distributed import World
-    from training.launcher.post_run import Ending
+    from training.launcher.post_run import PostRun
 
 
 Plan = dict[str, Any]
@@ -37,7 +37,7 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
         print(fault_spec.overview())
         return 0
     run: rundir.RunDir | None = None
-    ending: Ending | None = None
+    ending: PostRun | None = None
     try:
         if rundir.VARIABLE in environ and SUPERVISED in environ:
             run = rundir.RunDir(environ[rundir.VARIABLE])
@@ -51,7 +51,7 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
                 return draft
             run, plan, world = draft
             if world.rank == 0:
-                ending = without_launcher.Ending(run, plan)
+                ending = without_launcher.PostRun(run, plan)
         code = int(worker.live(run, plan, world, ending))
         if ending:
             ending.close(code)
@@ -64,7 +64,7 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
         code = _report(error, run, int(environ.get("RANK", 0)))
         if ending:
             ending.close(code, str(error))
-        if isinstance(error, Stopped):
+        if isinstance(error, RunStopped):
             sys.stdout.flush()
             os._exit(code)  # as below: the other ranks wait
         return code
@@ -88,7 +88,7 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
 def _report(error: UserError, run: rundir.RunDir | None, rank: int) -> int:
     """The problem once for all ranks, and what this one has to record of it. Returns the exit code."""
     error.said_by_another |= run is not None and rank != 0
-    if not isinstance(error, Stopped):
+    if not isinstance(error, RunStopped):
         log.report(error, "nothing was launched" if run is None else ENDED)
     else:
         log.report(error, error.closing)

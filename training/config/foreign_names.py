@@ -73,6 +73,7 @@ _WIDTH = "the width is depth × 64, with a head for every 64 to 128 units"
 
 HF, ACCELERATE, LIGHTNING, NANOGPT, NANOCHAT = "Hugging Face Trainer", "Accelerate", "Lightning", "nanoGPT", "nanochat"
 LITGPT, DEEPSPEED, TORCHRUN, COMMON = "LitGPT", "DeepSpeed", "torchrun", "many scripts"
+EARLIER = "Duet, early 0.1"
 
 
 def _row(names: str, tools: str, to: str, translate: Translate, example: str = "", note: str = "", sized: bool = False) -> Foreign:
@@ -256,6 +257,7 @@ ROWS = (
     _row("main_process_ip", ACCELERATE, "master_addr", same("master_addr"), "10.0.0.1"),
     _row("main_process_port", ACCELERATE, "master_port", same("master_port"), "29500"),
     _row("rdzv_endpoint", TORCHRUN, "master_addr master_port", endpoint, "10.0.0.1:29500"),
+    _row("meeting_timeout", EARLIER, "rendezvous_timeout", same("rendezvous_timeout"), "300"),
     _row("rdzv_backend rdzv_id rdzv_conf local_rank", TORCHRUN, "", nothing, "c10d", "not needed: the launcher sets it"),
     _row("standalone multi_gpu same_network", f"{TORCHRUN}, {ACCELERATE}", "", nothing, note="not needed: the launcher sets it"),
     _row("ddp_backend dist_backend backend", f"{HF}, {NANOGPT}", "", nothing, "nccl", "not needed: nccl on GPUs, gloo on the CPU"),

@@ -25,7 +25,7 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 _CLOSING = {"{": "}", "[": "]"}
 
 
-class Wrong(Exception):
+class JsoncError(Exception):
     """What is no JSON, and where: line and column count from 1."""
 
     def __init__(self, line: int, column: int, message: str) -> None:
@@ -43,7 +43,7 @@ class Document:
 
 
 def parse(text: str) -> Document:
-    """Raises Wrong."""
+    """Raises JsoncError."""
     reader = _Reader(text)
     reader.document.value = reader.whole()
     return reader.document
@@ -72,7 +72,7 @@ class _Reader:
     def wrong(self, message: str, at: int | None = None) -> NoReturn:
         at = self.at if at is None else at
         line = self.line(at)
-        raise Wrong(line, at - (self.ends[line - 2] if line > 1 else -1), message)
+        raise JsoncError(line, at - (self.ends[line - 2] if line > 1 else -1), message)
 
     def next(self) -> str:
         """The character after blanks and comments; '' at the end."""

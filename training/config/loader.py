@@ -28,7 +28,7 @@ Values = dict[str, tuple[Any, str]]  # name → (value, origin 'file:line')
 
 
 @dataclass
-class Loaded:
+class ConfigFile:
     """What a config file says. `title`: what it calls itself; `notes`: for the plan; `gpu_ids`: of a KAIR option file."""
 
     values: Values = field(default_factory=dict)
@@ -42,14 +42,14 @@ class NotPlain(Exception):
     """An expression that a config may not hold."""
 
 
-def read(path: Path, others: Sequence[tuple[Callable[[str], bool], Callable[[Path, str, int], Loaded]]], ranks: int) -> Loaded:
+def read(path: Path, others: Sequence[tuple[Callable[[str], bool], Callable[[Path, str, int], ConfigFile]]], ranks: int) -> ConfigFile:
     """A config of ours, or a file of another vocabulary. `others`: for each of these whether a text is one, and its reader; `ranks`: that
     it is for, as far as that is known (0: not)."""
     text, problems = _text(path)
     if problems:
-        return Loaded({}, problems)
+        return ConfigFile({}, problems)
     reader = next((reader for knows, reader in others if path.suffix == ".json" and knows(text)), None)
-    return reader(path, text, ranks) if reader else Loaded(*_parsed(path, text))
+    return reader(path, text, ranks) if reader else ConfigFile(*_parsed(path, text))
 
 
 def load(path: Path) -> tuple[Values, list[Problem]]:

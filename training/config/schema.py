@@ -207,7 +207,7 @@ class Config:
     master_port: int = option(
         0, "launch", "port of the ranks' meeting point; 0: any free one, on several machines 12355", unit="TCP port", low=0, high=65535
     )
-    meeting_timeout: int = option(
+    rendezvous_timeout: int = option(
         300, "launch", "how long machines wait for each other; who is missing is said after 5 s", unit="seconds", low=1
     )
     libuv: str = option(

@@ -67,7 +67,7 @@ class UserError(Exception):
         super().__init__("; ".join(p.what for p in self.problems))
 
 
-class Stopped(UserError):
+class RunStopped(UserError):
     """A run stops itself for lack of a resource. `closing`: what it leaves; `cause`: the operating system's error."""
 
     def __init__(self, problem: Problem, closing: str, cause: OSError) -> None:

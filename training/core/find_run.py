@@ -17,7 +17,7 @@ FIRST_RUN = "./train_dual_gpu.sh configs/dual_gpu/quickstart.py"
 
 
 @dataclass(frozen=True)
-class Asker:
+class RunSelector:
     """How the command that asks speaks of it: `argument` as in its help, `named` before a run's name, `newest` for the newest run."""
 
     argument: str
@@ -28,7 +28,7 @@ class Asker:
         return self.named + shlex.quote(name)
 
 
-def find(wanted: str | None, experiments: Path, asker: Asker) -> RunDir:
+def find(wanted: str | None, experiments: Path, asker: RunSelector) -> RunDir:
     """None: the newest. Raises UserError."""
     if wanted is not None:
         return _named(wanted, experiments, asker)
@@ -57,7 +57,7 @@ def is_run(run: RunDir) -> bool:
     return any(os.path.exists(file) for file in files)
 
 
-def _named(wanted: str, experiments: Path, asker: Asker) -> RunDir:
+def _named(wanted: str, experiments: Path, asker: RunSelector) -> RunDir:
     for path in (path_of(wanted), experiments / wanted):
         if is_run(RunDir(path)):
             return RunDir(path.absolute())

@@ -44,7 +44,7 @@ Histogram = tuple[int, ...]  # counts by bucket
 
 
 @dataclass(frozen=True)
-class Beat:
+class HeartbeatRecord:
     """One reading. `age_s` counts from the last change of phase, on this machine's monotonic clock."""
 
     rank: int
@@ -142,7 +142,7 @@ class NoHeartbeat:
         pass
 
 
-def read(path: Path) -> Beat | None:
+def read(path: Path) -> HeartbeatRecord | None:
     """The last whole beat; None when there is none yet, or the file cannot be read."""
     for attempt in range(_TRIES):
         if attempt:
@@ -161,7 +161,7 @@ def _is_heartbeat(content: bytes) -> bool:
     return _IDENTITY.unpack_from(content)[:2] == (_MAGIC, _VERSION)
 
 
-def _parse(content: bytes, at: int) -> Beat | None:
+def _parse(content: bytes, at: int) -> HeartbeatRecord | None:
     """None: not yet written, or being written."""
     numbers, phase, checksum = _RECORD.unpack_from(content, at)
     if crc32(numbers, crc32(phase, crc32(content[: _IDENTITY.size]))) != checksum:
@@ -169,7 +169,7 @@ def _parse(content: bytes, at: int) -> Beat | None:
     _, _, rank, pid = _IDENTITY.unpack_from(content)
     beats, epoch, step, place, first_step, monotonic, wall = _FIELDS.unpack(numbers)
     text = phase.rstrip(b"\0").decode("utf-8", "replace")
-    return Beat(rank, pid, beats, epoch, step, place, first_step, monotonic, wall, text) if beats else None
+    return HeartbeatRecord(rank, pid, beats, epoch, step, place, first_step, monotonic, wall, text) if beats else None
 
 
 def _read(path: Path, size: int) -> bytes:
@@ -213,7 +213,7 @@ def quantile_s(counts: Histogram, share: float) -> float | None:
     return upper_s(len(counts) - 1)
 
 
-def read_all(folder: Path, ranks: Container[int] | None = None) -> list[Beat]:
+def read_all(folder: Path, ranks: Container[int] | None = None) -> list[HeartbeatRecord]:
     """The beats of these ranks (of all), in rank order. Ages mean something for ranks of this machine only. What can not be read
     (a disk that does not answer, no descriptor left) has no beat."""
     paths: list[Path] = []
@@ -231,10 +231,10 @@ class Readings:
 
     def __init__(self, folder: Path, ranks: range) -> None:
         self._folder, self._ranks = folder, ranks
-        self._last: dict[int, Beat] = {}
+        self._last: dict[int, HeartbeatRecord] = {}
         self.unread: set[int] = set()  # seen before, and not in the last call: their ages prove nothing
 
-    def read(self) -> list[Beat]:
+    def read(self) -> list[HeartbeatRecord]:
         """In rank order."""
         now = {beat.rank: beat for beat in read_all(self._folder, self._ranks)}
         self.unread = self._last.keys() - now.keys()

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 from training.core import rundir
 
 Record = dict[str, Any]
+RENAMED = {"own_ms": "compute_ms"}  # written by early 0.1
 # More new bytes than WHOLE are not parsed line by line, and of more than SEARCHED only a sample is looked at for now: a gigabyte
 # must not delay the first screen.
 WHOLE, END, BLOCK, SAMPLES, SEARCHED = 1 << 19, 1 << 18, 1 << 22, 512, 1 << 26
@@ -118,11 +119,17 @@ def mtime(path: Path) -> float | None:
 
 
 def parse(line: bytes) -> Record | None:
+    """With today's names: older runs stay readable."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) else None
+    if not isinstance(record, dict):
+        return None
+    for old, name in RENAMED.items():
+        if old in record:
+            record.setdefault(name, record.pop(old))
+    return record
 
 
 def number(value: Any) -> float | None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from training.core import heartbeat, phases
-from training.core.heartbeat import STEP_PHASES, Beat, Histogram
+from training.core.heartbeat import STEP_PHASES, HeartbeatRecord, Histogram
 
 TIMES, SHARE = 5.0, 0.99
 ROLL_S, WINDOWS = 60.0, 10  # what was usual ten minutes ago is no measure
@@ -29,7 +29,7 @@ def backstop_s(floor_s: float, *, supervised: bool) -> float:
     return max(BACKSTOP_S if supervised else UNWATCHED_S, 10 * floor_s) if floor_s else NEVER_S
 
 
-class Budgets:
+class PhaseTimeouts:
     """Of the ranks of one machine. `floor_s` is --hang_timeout; `compiled`: torch.compile is on."""
 
     def __init__(self, floor_s: float, *, compiled: bool) -> None:
@@ -38,7 +38,7 @@ class Budgets:
         self._seen: dict[Path, deque[tuple[float, dict[str, Histogram]]]] = {}
         self._last: dict[Path, dict[str, Histogram]] = {}
 
-    def seconds(self, beat: Beat, path: Path) -> float:
+    def seconds(self, beat: HeartbeatRecord, path: Path) -> float:
         """The limit of the present phase of the rank that writes this heartbeat."""
         name = heartbeat.kind(beat.phase)
         usual_s = self.usual_s(beat, path)
@@ -54,7 +54,7 @@ class Budgets:
             own = 0.0
         return max(self.floor_s, own, TIMES * usual_s)
 
-    def usual_s(self, beat: Beat, path: Path) -> float:
+    def usual_s(self, beat: HeartbeatRecord, path: Path) -> float:
         """99 of 100 such phases took no longer lately; 0 when there was none yet."""
         name, now = heartbeat.kind(beat.phase), self._durations(path)
         total, window = now.get(name, ()), self._window(now, name, path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.core.heartbeat import FINISHED, STEP_PHASES, Beat, kind
+from training.core.heartbeat import FINISHED, STEP_PHASES, HeartbeatRecord, kind
 
 STARTING = (
     "importing torch",
@@ -32,7 +32,7 @@ DATA = ("fetch", "creating data iterator")
 READING = ("importing torch", "building the model")  # checkpoints and libraries come from a disk too
 
 
-def place(beat: Beat) -> tuple[int, int, int]:
+def place(beat: HeartbeatRecord) -> tuple[int, int, int]:
     """How far a rank is; the smallest is behind. Comparable between the ranks of a run."""
     if beat.phase in STEP_PHASES:
         return beat.step, 0, beat.place

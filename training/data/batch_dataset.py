@@ -9,7 +9,7 @@ from typing import Any
 from training.data.permutation import Ints
 
 
-class Rows(ABC):
+class BatchDataset(ABC):
     """Read in the rank itself, or in its data-loader workers."""
 
     @abstractmethod

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from training.core.errors import Problem, UserError
 from training.data import tokenizer_base
-from training.data.readers import Piece
+from training.data.readers import DocumentPart
 from training.data.tokenizer_base import BOS_NAME, Tokenizer, bos_among, padded
 
 # GPT-4's split: contractions, words with one leading space, at most three digits, punctuation, lines, spaces.
@@ -41,8 +41,8 @@ Tokens = npt.NDArray[Any]
 class _Batched(Tokenizer):
     """Pieces are gathered to batches; their tokens come in the same order."""
 
-    def encode_pieces(self, pieces: Iterable[Piece]) -> Iterator[Tokens]:
-        waiting: list[Piece] = []
+    def encode_pieces(self, pieces: Iterable[DocumentPart]) -> Iterator[Tokens]:
+        waiting: list[DocumentPart] = []
         size = 0
         for piece in pieces:
             waiting.append(piece)
@@ -52,7 +52,7 @@ class _Batched(Tokenizer):
                 waiting, size = [], 0
         yield from self._encode(waiting)
 
-    def _encode(self, pieces: list[Piece]) -> Iterator[Tokens]:
+    def _encode(self, pieces: list[DocumentPart]) -> Iterator[Tokens]:
         texts = [piece.content.decode("utf-8", "replace") for piece in pieces]  # what is read from files is UTF-8
         for piece, ids in zip(pieces, self._ids(texts), strict=True):
             yield np.array([self.bos, *ids] if piece.first else ids, f"<u{self.token_bytes}")

@@ -20,7 +20,7 @@ STDLIB_WITHOUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", 
 
 
 @dataclass(frozen=True)
-class Source:
+class CorpusSource:
     """The files of a corpus in a fixed order; `name` is for people and folder names; `encoding`: of the text files that are not UTF-8,
     "" where all have to be."""
 
@@ -30,7 +30,7 @@ class Source:
     encoding: str = ""
 
 
-def find(data: str, origin: str = "", encoding: str = "") -> tuple[Source | None, Problem | None]:
+def find(data: str, origin: str = "", encoding: str = "") -> tuple[CorpusSource | None, Problem | None]:
     """The source behind a `data` value, or what is wrong with it; `origin` tells where the value came from; `encoding`: of the files
     that are not UTF-8."""
     if data == STDLIB:
@@ -62,7 +62,7 @@ def find(data: str, origin: str = "", encoding: str = "") -> tuple[Source | None
         return None, Problem(f"{said}: empty", "some text")
     name = path.resolve().name
     suffix = next((s for s in sorted(SUFFIXES, key=len, reverse=True) if name.lower().endswith(s)), path.resolve().suffix)
-    return Source(name[: len(name) - len(suffix)] or name or "data", tuple(files), total, name_of_encoding), None
+    return CorpusSource(name[: len(name) - len(suffix)] or name or "data", tuple(files), total, name_of_encoding), None
 
 
 def _missing(path: Path, data: str, said: str, allowed: str) -> Problem:
@@ -79,13 +79,13 @@ def _missing(path: Path, data: str, said: str, allowed: str) -> Problem:
     return Problem(f"{said}: no such file or folder", allowed, [f"ls {shlex.quote(str(there))}"])
 
 
-def _stdlib() -> tuple[Source | None, Problem | None]:
+def _stdlib() -> tuple[CorpusSource | None, Problem | None]:
     root = Path(sysconfig.get_path("stdlib"))
     files = _walk(root, (".py",), STDLIB_WITHOUT)
     total = sum(f.stat().st_size for f in files)
     if total < 1 << 20:
         return None, Problem(f"data is 'stdlib', but {root} holds only {total} bytes of sources", "text", ["--data=YOUR_TEXT.txt"])
-    return Source(STDLIB, tuple(files), total), None
+    return CorpusSource(STDLIB, tuple(files), total), None
 
 
 def _walk(root: Path, suffixes: tuple[str, ...], without: set[str]) -> list[Path]:

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from training.config.batch import Batch
 from training.config.schema import FIELDS, Config
 from training.core.errors import Problem, UserError
-from training.data.prepare import Prepared
+from training.data.prepare import PreparedCorpus
 
 
 @dataclass(frozen=True)
-class Length:
+class TrainingLength:
     total_steps: int
     steps_per_epoch: int  # of a whole epoch, with this batch and data
     epochs: int  # that are begun
 
 
-def plan_length(config: Config, batch: Batch, samples: int, *, step: int = 0, epoch: int = 0, used: int = 0) -> Length | None:
+def plan_length(config: Config, batch: Batch, samples: int, *, step: int = 0, epoch: int = 0, used: int = 0) -> TrainingLength | None:
     """From `step` on, where `used` samples (sequences) of `epoch` (from 0) are trained already: with another batch or other data,
     perhaps. None when there are not enough samples for one step."""
     # Whole steps of all ranks together: the same for every number of ranks, and uneven data can not hang.
@@ -30,10 +30,10 @@ def plan_length(config: Config, batch: Batch, samples: int, *, step: int = 0, ep
         more = max(1, config.num_epochs) - epoch  # this one, and those that have not begun
         limits.append(step + (left + (more - 1) * steps if more > 0 else 0))
     total = min(limits)
-    return Length(total, steps, epoch + 1 + -(-max(0, total - step - left) // steps))
+    return TrainingLength(total, steps, epoch + 1 + -(-max(0, total - step - left) // steps))
 
 
-def of_text(config: Config, batch: Batch, data: Prepared, **position: int) -> Length:
+def of_text(config: Config, batch: Batch, data: PreparedCorpus, **position: int) -> TrainingLength:
     """The same for a prepared text. Raises UserError when it has not enough tokens for one step."""
     found = plan_length(config, batch, max(0, data.train_tokens - 1) // batch.seq_len, **position)
     if found is None:

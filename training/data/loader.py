@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from training.config.batch import Batch
-from training.data.batch_dataset import Rows
-from training.data.permutation import Ints, Order
+from training.data.batch_dataset import BatchDataset
+from training.data.permutation import EpochPermutation, Ints
 from training.host import process
 
 # Positions whose sequences are computed together: 0.3 ms for some hundred batches.
@@ -36,7 +36,7 @@ class Batches:
 
     def __init__(
         self,
-        dataset: Rows,
+        dataset: BatchDataset,
         batch: Batch,
         *,
         rank: int,
@@ -91,9 +91,9 @@ class Batches:
         share = _share(self.batch, self.rank if rank is None else rank, steps)
         return self.order(epoch).at(used + share.ravel())
 
-    def order(self, epoch: int) -> Order:
+    def order(self, epoch: int) -> EpochPermutation:
         """The order of all sequences in that epoch."""
-        return Order(len(self.dataset), self.seed, epoch)
+        return EpochPermutation(len(self.dataset), self.seed, epoch)
 
     def _arriving(self, source: weakref.ref[Iterator[Any]]) -> Iterator[Any]:
         while (rows := source()) is not None:
@@ -115,7 +115,7 @@ def _share(batch: Batch, rank: int, steps: int) -> Ints:
 class _Plain:
     """Rows without workers."""
 
-    def __init__(self, dataset: Rows, keys: Iterator[Key]) -> None:
+    def __init__(self, dataset: BatchDataset, keys: Iterator[Key]) -> None:
         self.dataset, self.keys = dataset, keys
 
     def __iter__(self) -> Iterator[Any]:
@@ -138,7 +138,7 @@ class _Share:
         return max(0, self.count - self.used) // self.step_sequences * self.batch.accumulation
 
     def __iter__(self) -> Iterator[Key]:
-        order, batch = Order(self.count, self.seed, self.epoch), self.batch
+        order, batch = EpochPermutation(self.count, self.seed, self.epoch), self.batch
         per_block = max(1, BLOCK // (batch.accumulation * batch.device_sequences))
         start, left = self.used, len(self) // batch.accumulation
         while left:
@@ -151,7 +151,7 @@ class _Share:
 class _Rows(Dataset[Any]):
     """What workers read: a whole batch for the key of one."""
 
-    def __init__(self, dataset: Rows) -> None:
+    def __init__(self, dataset: BatchDataset) -> None:
         self.dataset = dataset
 
     def __getitem__(self, key: Any) -> Any:

@@ -25,7 +25,7 @@ def mix(value: int) -> int:
     return value ^ value >> 31
 
 
-class Order:
+class EpochPermutation:
     """The sequences of one epoch in their order. `count` sequences; any `seed` and `epoch` (whole numbers)."""
 
     def __init__(self, count: int, seed: int, epoch: int) -> None:

@@ -22,8 +22,8 @@ from pathlib import Path
 from training.core import log, rundir, units
 from training.core.errors import Problem, UserError
 from training.data import shards, tokenizer, tokenizer_base
-from training.data.corpus import Source
-from training.data.readers import Piece, documents
+from training.data.corpus import CorpusSource
+from training.data.readers import DocumentPart, documents
 from training.data.shards import Writer
 from training.data.tokenizer_base import BOS, BYTES, PADDED_VOCAB, Tokenizer
 
@@ -47,7 +47,7 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedCorpus:
     """A corpus on the disk, in tokens. `vocab` is what the model has rows for: the tokenizer's ids and padding."""
 
     folder: str
@@ -55,7 +55,7 @@ class Prepared:
     documents: int
     train_tokens: int
     val_tokens: int
-    tokenizer: str = BYTES  # a description; training.data.tokenizer.of() gives the tokenizer
+    tokenizer: str = BYTES  # a description; training.data.tokenizer.for_corpus() gives the tokenizer
     vocab: int = PADDED_VOCAB
     token_bytes: int = 2
     bos: int = BOS
@@ -78,13 +78,13 @@ class Prepared:
         return [Path(self.folder, name) for name in shards.names(part, len(self.sizes(part)))]
 
 
-def content(data: Prepared) -> str:
+def content(data: PreparedCorpus) -> str:
     """One checksum of all tokens, whatever folder and files they came from."""
     files = (rundir.read_json(Path(data.folder, "index.json")) or {"files": {}})["files"]
     return hashlib.sha256(json.dumps({n: f["sha256"] for n, f in files.items() if n.endswith(".bin")}, sort_keys=True).encode()).hexdigest()
 
 
-def fingerprint(source: Source, text_field: str, chosen: str = BYTES, vocab_size: int = 0) -> str:
+def fingerprint(source: CorpusSource, text_field: str, chosen: str = BYTES, vocab_size: int = 0) -> str:
     """Changes whenever a file of the corpus (path, size or time) or the tokenizer (choice, size, content) does."""
     digest = hashlib.sha256(f"{FORMAT} {SHARD_TOKENS} {text_field}".encode())
     if chosen == tokenizer_base.BPE:
@@ -100,8 +100,8 @@ def fingerprint(source: Source, text_field: str, chosen: str = BYTES, vocab_size
 
 
 def ensure(
-    source: Source, text_field: str, cache: Path, progress: Progress = silent, *, chosen: str = BYTES, vocab_size: int = 0
-) -> Prepared:
+    source: CorpusSource, text_field: str, cache: Path, progress: Progress = silent, *, chosen: str = BYTES, vocab_size: int = 0
+) -> PreparedCorpus:
     """The prepared corpus, made when it is not there or not whole. `chosen` and `vocab_size` as --tokenizer, --vocab_size.
 
     Raises UserError for text or a tokenizer that can not be used, OSError for a full disk.
@@ -149,7 +149,7 @@ def _alone(path: Path) -> Iterator[None]:
             return
 
 
-def _existing(folder: Path, progress: Progress) -> tuple[Prepared | None, str]:
+def _existing(folder: Path, progress: Progress) -> tuple[PreparedCorpus | None, str]:
     """(what is there and whole, what is damaged)."""
     if not folder.exists():
         return None, ""
@@ -157,8 +157,8 @@ def _existing(folder: Path, progress: Progress) -> tuple[Prepared | None, str]:
     try:
         if not index or index["format"] != FORMAT:
             return None, "index.json is damaged"
-        facts = {name: index[name] for name in Prepared.__dataclass_fields__}
-        prepared = Prepared(**facts | {"folder": str(folder)})
+        facts = {name: index[name] for name in PreparedCorpus.__dataclass_fields__}
+        prepared = PreparedCorpus(**facts | {"folder": str(folder)})
         expected = {path.name: size * prepared.token_bytes for part in ("train", "val") for path, size in _shards(prepared, part)}
         if any(index["files"][name]["bytes"] != size for name, size in expected.items()):
             return None, "index.json contradicts itself"
@@ -168,11 +168,13 @@ def _existing(folder: Path, progress: Progress) -> tuple[Prepared | None, str]:
     return (None, damage) if damage else (prepared, "")
 
 
-def _shards(prepared: Prepared, part: str) -> Iterator[tuple[Path, int]]:
+def _shards(prepared: PreparedCorpus, part: str) -> Iterator[tuple[Path, int]]:
     yield from zip(prepared.train if part == "train" else prepared.val, prepared.sizes(part), strict=True)
 
 
-def _write(source: Source, text_field: str, work: Path, folder: Path, progress: Progress, chosen: str, vocab_size: int) -> Prepared:
+def _write(
+    source: CorpusSource, text_field: str, work: Path, folder: Path, progress: Progress, chosen: str, vocab_size: int
+) -> PreparedCorpus:
     words = _learn(source, text_field, vocab_size, work, progress) if chosen == tokenizer_base.BPE else tokenizer.load(chosen)
     _warn_of_loss(words)
     train, val = (Writer(work, part, words.token_bytes, SHARD_TOKENS) for part in ("train", "val"))
@@ -190,7 +192,7 @@ def _write(source: Source, text_field: str, work: Path, folder: Path, progress: 
     file = words.save(work)
     density = text / max(1, train.tokens + val.tokens - count)
     facts = (words.name, words.padded_vocab, words.token_bytes, words.bos, SHARD_TOKENS, density)
-    made = Prepared(str(folder), source.name, count, train.tokens, val.tokens, *facts)
+    made = PreparedCorpus(str(folder), source.name, count, train.tokens, val.tokens, *facts)
     paths = [*train.paths, *val.paths, *([work / file] if file else [])]
     found = shards.sums(paths, lambda done, total: progress(CHECKING, done, total))
     files = {path.name: {"bytes": path.stat().st_size, "sha256": found[n]} for n, path in enumerate(paths)}
@@ -206,12 +208,12 @@ def for_validation(document: int) -> bool:
     return zlib.crc32(str(document).encode()) % VALIDATION_ONE_IN == 0
 
 
-def _tokenize(source: Source, text_field: str, words: Tokenizer, train: Writer, val: Writer, progress: Progress) -> tuple[int, int]:
+def _tokenize(source: CorpusSource, text_field: str, words: Tokenizer, train: Writer, val: Writer, progress: Progress) -> tuple[int, int]:
     """Everything into the two parts, document by document; returns the number of documents and of their bytes."""
     count, done, text = 0, 0, 0
-    seen: deque[Piece] = deque()  # pieces that are being tokenized
+    seen: deque[DocumentPart] = deque()  # pieces that are being tokenized
 
-    def noted() -> Iterator[Piece]:
+    def noted() -> Iterator[DocumentPart]:
         nonlocal text
         for piece in documents(source, text_field):
             text += len(piece.content)
@@ -242,7 +244,7 @@ def _cut_tail(train: Writer, val: Writer) -> Writer:
     return val
 
 
-def _learn(source: Source, text_field: str, vocab_size: int, work: Path, progress: Progress) -> Tokenizer:
+def _learn(source: CorpusSource, text_field: str, vocab_size: int, work: Path, progress: Progress) -> Tokenizer:
     """A vocabulary of the training documents; of a large corpus, from a part drawn evenly."""
     from training.data import bpe
 

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from training.core.errors import Problem, UserError
 from training.data import encoding
-from training.data.corpus import Source
+from training.data.corpus import CorpusSource
 
 PIECE = 1 << 18  # a longer document comes in pieces of at most so many bytes
 MAX_LINE = 1 << 30  # a longer line is no line of .jsonl
@@ -27,7 +27,7 @@ ROWS = 256  # of .parquet at once
 CONTINUED = 0b10 << 6  # the two highest bits of a byte that continues an UTF-8 character
 
 
-class Piece(NamedTuple):
+class DocumentPart(NamedTuple):
     """A document, or a part of a long one."""
 
     content: bytes
@@ -39,14 +39,14 @@ class _Damaged(Exception):
     """A compressed file that ends too early or is not what its name says."""
 
 
-def documents(source: Source, text_field: str) -> Iterator[Piece]:
+def documents(source: CorpusSource, text_field: str) -> Iterator[DocumentPart]:
     """All documents in the order of the files, in UTF-8. Raises UserError."""
     before = 0
     for number, file in enumerate(source.files):
         try:
             size = file.stat().st_size
             for content, first, done in _pieces_of(file, size, text_field, source.encoding):
-                yield Piece(content, first, before + min(done, size))
+                yield DocumentPart(content, first, before + min(done, size))
         except encoding.NotUtf8 as found:
             raise UserError(encoding.problems([found, *_also_not_utf8(source.files[number + 1 :])])) from None
         except OSError as error:
@@ -54,7 +54,7 @@ def documents(source: Source, text_field: str) -> Iterator[Piece]:
         before += size
 
 
-def _pieces_of(file: Path, size: int, text_field: str, name: str) -> Iterator[Piece]:
+def _pieces_of(file: Path, size: int, text_field: str, name: str) -> Iterator[DocumentPart]:
     """The pieces of one file; `done` counts its own bytes. `name`: the encoding, where it is not UTF-8."""
     form, suffix = _form(file), file.suffix.lower()
     if not size and suffix in (".gz", ".zst", ".parquet"):
@@ -64,19 +64,19 @@ def _pieces_of(file: Path, size: int, text_field: str, name: str) -> Iterator[Pi
         return
     for content, done in _json_lines(file, text_field, name) if form == ".jsonl" else _parquet(file, size, text_field):
         if len(content) < PIECE:
-            yield Piece(content, True, done)
+            yield DocumentPart(content, True, done)
         else:
-            yield from (Piece(piece, number == 0, done) for number, piece in enumerate(pieces(io.BytesIO(content))))
+            yield from (DocumentPart(piece, number == 0, done) for number, piece in enumerate(pieces(io.BytesIO(content))))
 
 
-def _text(file: Path, name: str) -> Iterator[Piece]:
+def _text(file: Path, name: str) -> Iterator[DocumentPart]:
     done = 0
     with _opened(file, name) as (text, raw):
         for number, piece in enumerate(_told(pieces(text), file)):
             if not encoding.is_utf8(piece):
                 raise encoding.NotUtf8(file, str(file), piece)
             done = done + len(piece) if raw is text else raw.tell()
-            yield Piece(piece, number == 0, done)
+            yield DocumentPart(piece, number == 0, done)
 
 
 def _also_not_utf8(files: Sequence[Path]) -> Iterator[encoding.NotUtf8]:

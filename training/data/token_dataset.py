@@ -13,14 +13,14 @@ import torch
 from torch.utils.data import Dataset
 
 from training.core.errors import Exit, Problem, UserError
-from training.data.batch_dataset import Rows
+from training.data.batch_dataset import BatchDataset
 from training.data.permutation import Ints
-from training.data.prepare import Prepared
+from training.data.prepare import PreparedCorpus
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # inputs and targets, int64
 
 
-class TokenDataset(Rows, Dataset[Pair]):
+class TokenDataset(BatchDataset, Dataset[Pair]):
     """Sequence i is tokens [i·T, i·T+T) with the next token of each as its target; it may cross a border of shards.
 
     `sizes`: tokens that each shard must have. Raises UserError, with the shard's name, for one that is lost or has another size.
@@ -81,7 +81,7 @@ class TokenDataset(Rows, Dataset[Pair]):
             done, number = done + len(part), number + 1
 
 
-def dataset(data: Prepared, part: str, seq_len: int) -> TokenDataset:
+def dataset(data: PreparedCorpus, part: str, seq_len: int) -> TokenDataset:
     """The dataset of a part ("train" or "val") of a prepared corpus; the shards' sizes are checked (UserError)."""
     paths = data.train if part == "train" else data.val
     return TokenDataset(paths, seq_len, token_bytes=data.token_bytes, sizes=data.sizes(part))

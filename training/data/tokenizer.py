@@ -18,27 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from training.core import rundir
 from training.core.errors import Exit, Problem, UserError
-from training.data.tokenizer_base import (
-    ALLOWED,
-    BPE,
-    BYTES,
-    FIXES,
-    JSON,
-    PADDED_VOCAB,
-    TIKTOKEN,
-    Bytes,
-    Tokenizer,
-    bos_among,
-    padded,
-)
+from training.data.tokenizer_base import ALLOWED, BPE, BYTES, FIXES, JSON, PADDED_VOCAB, TIKTOKEN, Bytes, Tokenizer, bos_among, padded
 
 if TYPE_CHECKING:
-    from training.data.prepare import Prepared
+    from training.data.prepare import PreparedCorpus
 
 _TIKTOKEN_LINES = re.compile(rb"(?:[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n)*(?:[A-Za-z0-9+/]+={0,2} [0-9]+)?")
 
 
-def of(prepared: Prepared) -> Tokenizer:
+def for_corpus(prepared: PreparedCorpus) -> Tokenizer:
     """The tokenizer of a prepared corpus, from its folder alone. Raises UserError."""
     index = rundir.read_json(Path(prepared.folder, "index.json")) or {}
     name = index.get("tokenizer_file")
@@ -49,7 +37,7 @@ def of(prepared: Prepared) -> Tokenizer:
     return load(str(Path(prepared.folder, name)), prepared.tokenizer, prepared.vocab) if name else Bytes()
 
 
-def identity(prepared: Prepared) -> str:
+def identity(prepared: PreparedCorpus) -> str:
     """What tells its tokenizer from all others: the checksum of the file in the prepared folder, or bytes."""
     file = next((f for f in (Path(prepared.folder, name) for name in (JSON, TIKTOKEN)) if f.is_file()), None)
     return hashlib.sha256(file.read_bytes()).hexdigest() if file else BYTES

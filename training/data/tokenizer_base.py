@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.data.readers import Piece
+from training.data.readers import DocumentPart
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,10 +51,10 @@ class Tokenizer(ABC):
 
     def encode_documents(self, texts: Iterable[str | bytes]) -> Iterator[npt.NDArray[Any]]:
         """The tokens of each document, the separator first; little-endian uint16 or uint32, (tokens,)."""
-        return self.encode_pieces(Piece(t.encode("utf-8", "replace") if isinstance(t, str) else t) for t in texts)
+        return self.encode_pieces(DocumentPart(t.encode("utf-8", "replace") if isinstance(t, str) else t) for t in texts)
 
     @abstractmethod
-    def encode_pieces(self, pieces: Iterable[Piece]) -> Iterator[npt.NDArray[Any]]:
+    def encode_pieces(self, pieces: Iterable[DocumentPart]) -> Iterator[npt.NDArray[Any]]:
         """The tokens of each piece in turn; the separator stands before a document's first piece only."""
 
     @abstractmethod
@@ -76,7 +76,7 @@ class Bytes(Tokenizer):
     name = BYTES
     vocab, padded_vocab, bos = VOCAB, PADDED_VOCAB, BOS
 
-    def encode_pieces(self, pieces: Iterable[Piece]) -> Iterator[npt.NDArray[Any]]:
+    def encode_pieces(self, pieces: Iterable[DocumentPart]) -> Iterator[npt.NDArray[Any]]:
         import numpy as np
 
         for content, first, _ in pieces:

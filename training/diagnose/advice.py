@@ -16,7 +16,7 @@ from training.core.failure_kinds import GONE, SILENT
 from training.core.next_command import next_command
 from training.core.rundir import RunDir
 from training.diagnose import signatures
-from training.diagnose.signatures import Signature, Text
+from training.diagnose.signatures import LocalizedText, Signature
 from training.tasks.gpt import memory
 
 GIB = 1 << 30
@@ -66,7 +66,7 @@ def of_kind(kind: str, language: str, ours: Mapping[str, str]) -> list[str]:
     return filled(signatures.kinds()[kind], ours, language)
 
 
-def filled(text: Text, values: Mapping[str, str], language: str) -> list[str]:
+def filled(text: LocalizedText, values: Mapping[str, str], language: str) -> list[str]:
     """The sentences whose values are all known. Of `with {port} || without` it is the first one that can be said."""
     found = []
     for sentence in text.in_language(language):
@@ -113,7 +113,7 @@ def _training(run: RunDir, plan: dict[str, Any]) -> dict[str, Any]:
         return found | {"smallest": now}
     found |= {"size": size, "factor": f"{now / size:g}", "smaller_command": command(device_batch_size=size)}
     if "load" in plan.get("memory", {}) and plan["gpus"]:
-        load = memory.Load(**plan["memory"]["load"] | {"sequences": size})
+        load = memory.StepWorkload(**plan["memory"]["load"] | {"sequences": size})
         found |= {
             "fits_gib": f"{memory.estimate(load).total / GIB:.1f}",
             "needs_gib": f"{plan['memory']['total_bytes'] / GIB:.1f}",

@@ -18,7 +18,7 @@ from training.diagnose import signatures
 from training.host.gpus import one_line
 
 if TYPE_CHECKING:
-    from training.diagnose.root_cause import Judgement
+    from training.diagnose.root_cause import RootCause
 
 SEARCHED_BYTES = 64 << 20  # of a log: a second
 DRIVER_S = 10.0  # NVML answers within a second; of a GPU that has fallen off the bus it may wait for ever
@@ -26,7 +26,7 @@ ASK = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 from training.host import gpus
-machine = gpus.look()
+machine = gpus.inventory()
 print(json.dumps({"uuids": [gpu.uuid for gpu in machine.gpus], "reason": machine.reason}))
 """
 UNKNOWN, RAISED, EXIT_STATUS, PEER_DIED = signatures.UNKNOWN, signatures.RAISED, signatures.EXIT_STATUS, "peer_died"
@@ -58,17 +58,17 @@ def of_status(status: int) -> str:
     return SEGFAULT if -status in CRASHES else UNKNOWN if -status == signal.SIGABRT else KILLED
 
 
-def of_log(log: Path, rank: int | None, since: int) -> Judgement | None:
+def of_log(log: Path, rank: int | None, since: int) -> RootCause | None:
     """Of a rank that could not report what ended it: what its log tells after the byte `since`, by the catalogue or by the traceback
     at its end. None where there is neither."""
     from training.diagnose import log_analysis, root_cause, scan, source  # after a failure only
 
     try:
-        read = source.Source(log, rank, max(since, log.stat().st_size - SEARCHED_BYTES))
+        read = source.LogSource(log, rank, max(since, log.stat().st_size - SEARCHED_BYTES))
     except OSError:
         return None
     try:
-        found = root_cause.judge([log_analysis.read(read, scan.scan(read))])
+        found = root_cause.find_root_cause([log_analysis.read(read, scan.scan(read))])
         size = log.stat().st_size
     finally:
         read.close()

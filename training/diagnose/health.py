@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from training.diagnose.log_analysis import Story
-from training.diagnose.log_line import Line
-from training.diagnose.progress_marks import Mark
+from training.diagnose.log_analysis import LogAnalysis
+from training.diagnose.log_line import LogLine
+from training.diagnose.progress_marks import ProgressMark
 from training.diagnose.signatures import NONE, UNKNOWN
 
 # What was found, in place of the role of a text.
@@ -46,44 +46,44 @@ TROUBLE = re.compile(
 
 
 @dataclass(frozen=True)
-class Look:
+class HealthSummary:
     """`line`: what a person should read first; `sure`: the log shows the training's end."""
 
     cause: str
     found: str = ""
-    line: Line | None = None
-    story: Story | None = None
+    line: LogLine | None = None
+    story: LogAnalysis | None = None
     sure: bool = False
 
 
-def look(stories: Sequence[Story]) -> Look:
+def summarize(stories: Sequence[LogAnalysis]) -> HealthSummary:
     for story in stories:
         if line := _gave_up(story):
-            return Look(UNKNOWN, CUT, line, story)
+            return HealthSummary(UNKNOWN, CUT, line, story)
     if any(_finished(story) for story in stories):
-        return Look(NONE, sure=True)
+        return HealthSummary(NONE, sure=True)
     for story in stories:
         if line := _cut_bar(story):
-            return Look(UNKNOWN, BROKEN_OFF, line, story)
+            return HealthSummary(UNKNOWN, BROKEN_OFF, line, story)
     if any(_counted(story.marks) for story in stories) and any(RESULT.search(line.text) for s in stories for line in s.lines):
-        return Look(NONE)
+        return HealthSummary(NONE)
     if any(_tabled(story.lines) >= 0 and any(SCORE.search(line.text) for line in story.lines) for story in stories):
-        return Look(NONE)
+        return HealthSummary(NONE)
     first = next((story for story in stories if story.lines), None)
-    return Look(UNKNOWN, NO_SIGN, _telling(first) if first else None, first)
+    return HealthSummary(UNKNOWN, NO_SIGN, _telling(first) if first else None, first)
 
 
-def _gave_up(story: Story) -> Line | None:
+def _gave_up(story: LogAnalysis) -> LogLine | None:
     """The first line after the last step, and after a regular end, that a program prints when it fails."""
     last = max([story.ends_well, _tabled(story.lines), *(m.offset for m in story.marks)])
     return next((line for line in story.lines if line.offset > last and GIVES_UP.search(line.text)), None)
 
 
-def _finished(story: Story) -> bool:
+def _finished(story: LogAnalysis) -> bool:
     return story.ends_well >= 0 or any(END.search(line.text) for line in story.lines)
 
 
-def _counted(marks: Sequence[Mark]) -> bool:
+def _counted(marks: Sequence[ProgressMark]) -> bool:
     """Whether a count of one rank has risen several times in a row."""
     last: dict[tuple[str, int | None], tuple[int, int]] = {}
     for mark in marks:
@@ -95,7 +95,7 @@ def _counted(marks: Sequence[Mark]) -> bool:
     return False
 
 
-def _tabled(lines: Sequence[Line]) -> int:
+def _tabled(lines: Sequence[LogLine]) -> int:
     """Offset of the last one of rows of the same form, with a result, in which a number rises several times in a row:
     `[10]  train-rmse:0.89`. -1: there are none."""
     end, rising = -1, set()
@@ -119,7 +119,7 @@ def _tabled(lines: Sequence[Line]) -> int:
     return end
 
 
-def _cut_bar(story: Story) -> Line | None:
+def _cut_bar(story: LogAnalysis) -> LogLine | None:
     """The last line where it is a progress bar that was cut off: bars before it end in `]`, and it does not."""
     if len(story.lines) < 2 or not BAR.search(story.lines[-1].raw) or story.lines[-1].raw.rstrip().endswith("]"):
         return None
@@ -127,6 +127,6 @@ def _cut_bar(story: Story) -> Line | None:
     return story.lines[-1] if whole else None
 
 
-def _telling(story: Story) -> Line | None:
+def _telling(story: LogAnalysis) -> LogLine | None:
     """The last line with a word of trouble, else the last one."""
     return next((line for line in reversed(story.lines) if TROUBLE.search(line.text)), story.lines[-1] if story.lines else None)

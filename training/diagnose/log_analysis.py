@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from training.diagnose import progress_marks, signatures, traceback
-from training.diagnose.log_line import Line, decoded, said_by, split, time_of
+from training.diagnose.log_line import LogLine, decoded, said_by, split, time_of
 from training.diagnose.patterns import compiled
-from training.diagnose.scan import Place, Places, recognised
+from training.diagnose.scan import LogSpan, Places, recognised
 from training.diagnose.signatures import ROOT, WEAK, Signature
-from training.diagnose.source import Source
+from training.diagnose.source import LogSource
 from training.diagnose.traceback import EXCEPTION, NEW_MESSAGE, Traceback
 
 AROUND = 16 << 10  # bytes read before and after a place
@@ -50,11 +50,11 @@ FAILED_END = re.compile(
 
 
 @dataclass
-class Hit:
+class SignatureMatch:
     """A text of the catalogue in a log."""
 
     signature: Signature
-    line: Line
+    line: LogLine
     groups: dict[str, str]
     start: int  # where in the line
     length: int  # of what was recognised
@@ -71,22 +71,22 @@ class Reported:
     local: int
     status: int | None
     pid: int | None
-    line: Line
+    line: LogLine
     root: bool
 
 
 @dataclass
-class Story:
-    source: Source
-    lines: list[Line]
-    hits: list[Hit] = field(default_factory=list)
+class LogAnalysis:
+    source: LogSource
+    lines: list[LogLine]
+    hits: list[SignatureMatch] = field(default_factory=list)
     tracebacks: list[Traceback] = field(default_factory=list)
-    marks: list[progress_marks.Mark] = field(default_factory=list)
+    marks: list[progress_marks.ProgressMark] = field(default_factory=list)
     reported: list[Reported] = field(default_factory=list)
     enqueued: dict[int, int] = field(default_factory=dict)  # rank → number of the last collective it has asked for
     spawned: list[tuple[int, int]] = field(default_factory=list)  # (offset, process of mp.spawn)
-    cards: list[tuple[Line, str, int | None, str]] = field(default_factory=list)  # our own verdicts: (line, cause, rank, summary)
-    last_words: list[Line] = field(default_factory=list)  # exceptions at the end whose traceback is not there
+    cards: list[tuple[LogLine, str, int | None, str]] = field(default_factory=list)  # our own verdicts: (line, cause, rank, summary)
+    last_words: list[LogLine] = field(default_factory=list)  # exceptions at the end whose traceback is not there
     world: int | None = None
     ends_well: int = -1  # offset of the last line that says so
     failed: int = -1  # offset of the last line in which a launcher or shell says that it failed
@@ -100,9 +100,9 @@ class Story:
     _times: list[tuple[int, float]] = field(default_factory=list)
 
 
-def read(source: Source, places: Places) -> Story:
+def read(source: LogSource, places: Places) -> LogAnalysis:
     lines = _lines(source, places)
-    story = Story(source, lines)
+    story = LogAnalysis(source, lines)
     for line in lines:
         if not line.raw.startswith(QUOTED):
             _take(story, line)
@@ -131,7 +131,7 @@ def _is_error(text: str) -> bool:
     return found is not None and bool(found["text"]) and found["type"].endswith(("Error", "Exception"))
 
 
-def _merely(hit: Hit) -> bool:
+def _merely(hit: SignatureMatch) -> bool:
     if hit.thrown or hit.signature.role not in (ROOT, WEAK):
         return False
     if MERELY.search(hit.line.text[: hit.start + 40]):
@@ -139,7 +139,7 @@ def _merely(hit: Hit) -> bool:
     return bool(GOES_ON.search(hit.line.text)) and not EXCEPTION.match(hit.line.text)
 
 
-def _by_frame(story: Story) -> None:
+def _by_frame(story: LogAnalysis) -> None:
     """An exception that says nothing by itself is known by the place that raised it: `EOFError:  at …/torch/serialization.py:1886`."""
     told = {id(hit.thrown) for hit in story.hits if hit.signature.role in (ROOT, WEAK)}
     for one in story.tracebacks:
@@ -148,7 +148,7 @@ def _by_frame(story: Story) -> None:
             text = f"{one.type}: {one.text} at {one.frames[-1]}, called by {one.caller}, through {through}"
             for signature in recognised(text)[:1]:
                 if signature.role in (ROOT, WEAK):
-                    story.hits.append(Hit(signature, one.end, {}, 0, len(text), one.rank, story.time_at(one.end.offset), one))
+                    story.hits.append(SignatureMatch(signature, one.end, {}, 0, len(text), one.rank, story.time_at(one.end.offset), one))
 
 
 @functools.lru_cache(maxsize=1)
@@ -156,7 +156,7 @@ def _known() -> dict[str, Signature]:
     return {s.id: s for s in signatures.signatures()}
 
 
-def _hit(story: Story, line: Line, key: str) -> Hit | None:
+def _hit(story: LogAnalysis, line: LogLine, key: str) -> SignatureMatch | None:
     signature = _known()[key]
     for text in (line.text, line.raw):
         data = text.encode("utf-8", "replace")
@@ -171,11 +171,11 @@ def _hit(story: Story, line: Line, key: str) -> Hit | None:
                 if rank is None:
                     rank = said_by(line.text)
                 start = len(data[: found.start()].decode("utf-8", "replace"))
-                return Hit(signature, line, groups, start, found.end() - found.start(), rank, story.time_at(line.offset), thrown)
+                return SignatureMatch(signature, line, groups, start, found.end() - found.start(), rank, story.time_at(line.offset), thrown)
     return None
 
 
-def _thrown(tracebacks: Sequence[Traceback], lines: Sequence[Line], line: Line) -> Traceback | None:
+def _thrown(tracebacks: Sequence[Traceback], lines: Sequence[LogLine], line: LogLine) -> Traceback | None:
     """The traceback whose exception this line tells, or a later line of its message."""
     for one in tracebacks:
         if one.asserted is line or (one.end and one.end.offset == line.offset):
@@ -188,7 +188,7 @@ def _thrown(tracebacks: Sequence[Traceback], lines: Sequence[Line], line: Line) 
     return None
 
 
-def _take(story: Story, line: Line) -> None:
+def _take(story: LogAnalysis, line: LogLine) -> None:
     """What a single line tells."""
     if (time := time_of(line.raw)) is not None:
         story._times.append((line.offset, time))
@@ -211,7 +211,7 @@ def _take(story: Story, line: Line) -> None:
         story.spawned.append((line.offset, int(spawned[1])))
 
 
-def _reported(lines: Sequence[Line]) -> list[Reported]:
+def _reported(lines: Sequence[LogLine]) -> list[Reported]:
     found: list[Reported] = []
     root = False
     for index, line in enumerate(lines):
@@ -226,14 +226,14 @@ def _reported(lines: Sequence[Line]) -> list[Reported]:
     return found
 
 
-def _cards(story: Story) -> None:
+def _cards(story: LogAnalysis) -> None:
     for index, line in enumerate(story.lines):
         if card := CARD.search(line.text):
             who = next((int(m[1]) for after in story.lines[index : index + 3] if (m := CARD_WHO.search(after.text))), None)
             story.cards.append((line, card[1], who, card[2]))
 
 
-def _lines(source: Source, places: Places) -> list[Line]:
+def _lines(source: LogSource, places: Places) -> list[LogLine]:
     """The log's head, its end and what stands around the places, in its order; the rest is not read."""
     wanted = {source.since: 1} | {p.offset: p.line for p in _fewer(places.found)}
     spans: list[tuple[int, int, int, int]] = []  # (start, end, a known offset in it, the number of its line)
@@ -248,19 +248,19 @@ def _lines(source: Source, places: Places) -> list[Line]:
         spans[-1] = (spans[-1][0], places.size, *spans[-1][2:])
     else:
         spans.append((tail, places.size, -1, places.lines))
-    found: list[Line] = []
+    found: list[LogLine] = []
     for start, end, offset, number in spans:
         found += _window(source, start, end, offset, number)
     return found
 
 
-def _fewer(places: Sequence[Place]) -> Sequence[Place]:
+def _fewer(places: Sequence[LogSpan]) -> Sequence[LogSpan]:
     if len(places) <= MOST_WINDOWS:
         return places
     return [*places[: MOST_WINDOWS // 4], *places[-3 * MOST_WINDOWS // 4 :]]
 
 
-def _window(source: Source, start: int, end: int, offset: int, number: int) -> list[Line]:
+def _window(source: LogSource, start: int, end: int, offset: int, number: int) -> list[LogLine]:
     source.file.seek(start)
     raw = source.file.read(end - start)
     known = raw.count(b"\n") if offset < 0 else raw.count(b"\n", 0, offset - start)
@@ -278,12 +278,12 @@ def _window(source: Source, start: int, end: int, offset: int, number: int) -> l
     return found
 
 
-def _line(segment: bytes, number: int, offset: int) -> Line:
+def _line(segment: bytes, number: int, offset: int) -> LogLine:
     from training.diagnose.source import COLOUR
 
     raw = decoded(COLOUR.sub(b"", segment) if b"\x1b" in segment else segment)
     text, rank = split(raw.removeprefix("\ufeff"))
-    return Line(number, text, rank, raw, offset)
+    return LogLine(number, text, rank, raw, offset)
 
 
 def _text(data: bytes | str) -> str:

@@ -43,7 +43,7 @@ BOX = re.compile(r"^[│|┃] ?(.*?) *[│|┃]$")
 
 
 @dataclass(frozen=True)
-class Line:
+class LogLine:
     """One segment of a log. `number`: of its line, from 1; `offset`: where it begins, in bytes."""
 
     number: int

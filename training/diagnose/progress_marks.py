@@ -30,7 +30,7 @@ NOT_FINISHED = re.compile(r"\b(?:not|never|before|until|fail\w*|error|after|unle
 
 
 @dataclass(frozen=True)
-class Mark:
+class ProgressMark:
     offset: int
     name: str
     number: int
@@ -38,7 +38,7 @@ class Mark:
     rank: int | None
 
 
-def marks(text: str, offset: int, time: float | None, rank: int | None) -> list[Mark]:
+def marks(text: str, offset: int, time: float | None, rank: int | None) -> list[ProgressMark]:
     """Everything in a line that counts."""
     if len(text) > 2 * LONG:  # bars on one endless line
         return marks(text[:LONG], offset, time, rank) + marks(text[-LONG:], offset, time, rank)
@@ -47,11 +47,11 @@ def marks(text: str, offset: int, time: float | None, rank: int | None) -> list[
     found = []
     for one in COUNTED.finditer(text):
         if one["bar"] is not None:
-            found.append(Mark(offset, "bar", int(one["done"]), time, rank))
+            found.append(ProgressMark(offset, "bar", int(one["done"]), time, rank))
         elif one["of"] is not None:
-            found.append(Mark(offset, "of", int(one["of"]), time, rank))
+            found.append(ProgressMark(offset, "of", int(one["of"]), time, rank))
         else:
-            found.append(Mark(offset, one["name"].lower(), int(one["number"].replace(",", "")), time, rank))
+            found.append(ProgressMark(offset, one["name"].lower(), int(one["number"].replace(",", "")), time, rank))
     return found
 
 
@@ -60,7 +60,7 @@ def is_end(text: str) -> bool:
     return found is not None and not NOT_FINISHED.search(text[: found.end()])
 
 
-def rises_after(marks: Sequence[Mark], offset: int, time: float | None, rank: int | None) -> int:
+def rises_after(marks: Sequence[ProgressMark], offset: int, time: float | None, rank: int | None) -> int:
     """How often a count has grown in what was written after `offset`: by the same rank, where that one counts at all. What a full
     buffer brings late tells its own, earlier time."""
     if rank is not None and any(m.rank == rank for m in marks):
@@ -81,12 +81,12 @@ def rises_after(marks: Sequence[Mark], offset: int, time: float | None, rank: in
     return max(grown.values(), default=0)
 
 
-def may_be_late(marks: Sequence[Mark], offset: int, most: int) -> bool:
+def may_be_late(marks: Sequence[ProgressMark], offset: int, most: int) -> bool:
     """Whether all that follows may have been printed before and have stood in a buffer: no bar (bars are not held back), no time of
     its own, not more than a buffer holds."""
     after = [m for m in marks if m.offset >= offset]
     return all(m.name != "bar" and m.time is None for m in after) and bool(after) and after[-1].offset - offset < most
 
 
-def began_before(marks: Sequence[Mark], offset: int) -> bool:
+def began_before(marks: Sequence[ProgressMark], offset: int) -> bool:
     return any(m.offset < offset for m in marks)

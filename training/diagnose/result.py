@@ -13,12 +13,12 @@ from training.core.rundir import RunDir, read_json
 from training.diagnose import run_files, signatures
 from training.diagnose.advice import advice, filled, of_end, values
 from training.diagnose.health import BROKEN_OFF, NO_SIGN
-from training.diagnose.log_analysis import Story, read
+from training.diagnose.log_analysis import LogAnalysis, read
 from training.diagnose.log_line import shown
-from training.diagnose.root_cause import OWN, Event, Judgement, judge
+from training.diagnose.root_cause import OWN, Event, RootCause, find_root_cause
 from training.diagnose.scan import scan
 from training.diagnose.signatures import NONE, RAISED, UNKNOWN
-from training.diagnose.source import Source, logs_in, rank_of
+from training.diagnose.source import LogSource, logs_in, rank_of
 
 SHOWN_LINES = 10
 SCHEMA_VERSION = 1
@@ -47,7 +47,7 @@ def diagnose(paths: Sequence[Path | None], language: str) -> dict[str, Any]:
     if run and (end := run_files.ended(run)):
         return _of_run(end, run, plan, language)
     own = run_files.reported(run) if run else []
-    stories: list[Story] = []
+    stories: list[LogAnalysis] = []
     binary = 0
     for path in paths:
         logs: Sequence[Path | None] = [path]
@@ -58,16 +58,16 @@ def diagnose(paths: Sequence[Path | None], language: str) -> dict[str, Any]:
         for log in logs:
             name = str(log.relative_to(path) if path and log != path else log.name) if log else ""
             rank = rank_of(name, alone=len(paths) == len(logs) == 1)
-            with contextlib.closing(Source(log, rank)) as source:  # one at a time: a folder may hold more than may be open
+            with contextlib.closing(LogSource(log, rank)) as source:  # one at a time: a folder may hold more than may be open
                 if source.binary:
                     binary += 1
                 else:
                     stories.append(read(source, scan(source)))
-    found = judge(stories, own)
+    found = find_root_cause(stories, own)
     nothing = found.cause == UNKNOWN and (found.event is None or found.event.role in (NO_SIGN, BROKEN_OFF))
     doing = run_files.alive(run) if run and (nothing or found.cause == NONE) else ""
     if nothing and doing:
-        found = Judgement(NONE)
+        found = RootCause(NONE)
     record = _record(found, run, plan, language)
     if doing:
         record["summary"] = doing
@@ -112,7 +112,7 @@ def _of_run(end: dict[str, Any], run: RunDir, plan: dict[str, Any] | None, langu
     }
 
 
-def _record(found: Judgement, run: RunDir | None, plan: dict[str, Any] | None, language: str) -> dict[str, Any]:
+def _record(found: RootCause, run: RunDir | None, plan: dict[str, Any] | None, language: str) -> dict[str, Any]:
     event = found.event
     signature = event.signature if event else None
     groups = event.hit.groups if event and event.hit else {}
@@ -141,7 +141,7 @@ def _title(cause: str, language: str) -> str:
     return signatures.causes()[cause].title.in_language(language)[0]
 
 
-def _summary(found: Judgement, groups: dict[str, str], language: str) -> str:
+def _summary(found: RootCause, groups: dict[str, str], language: str) -> str:
     signature = found.event.signature if found.event else None
     if signature and (says := filled(signature.says, groups, language)):
         return says[0]

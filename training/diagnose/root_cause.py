@@ -9,8 +9,8 @@ from pathlib import Path
 
 from training.diagnose import health, progress_marks
 from training.diagnose.health import CUT
-from training.diagnose.log_analysis import Hit, Story
-from training.diagnose.log_line import Line
+from training.diagnose.log_analysis import LogAnalysis, SignatureMatch
+from training.diagnose.log_line import LogLine
 from training.diagnose.signatures import CASCADE, EVIDENCE, EXIT_STATUS, NONE, RAISED, ROOT, UNKNOWN, VICTIM, WEAK, Signature
 from training.diagnose.traceback import EXCEPTION, Traceback, place_before
 
@@ -41,11 +41,11 @@ class Event:
 
     cause: str
     role: str
-    line: Line
+    line: LogLine
     rank: int | None
     time: float | None
-    story: Story | None = None
-    hit: Hit | None = None
+    story: LogAnalysis | None = None
+    hit: SignatureMatch | None = None
     thrown: Traceback | None = None
     text: str = ""
     file: Path | None = None  # where there is no story
@@ -68,7 +68,7 @@ class Event:
 
 
 @dataclass
-class Judgement:
+class RootCause:
     cause: str
     rank: int | None = None
     event: Event | None = None
@@ -77,7 +77,7 @@ class Judgement:
     recovered: list[Event] = field(default_factory=list)  # what looked like a failure, and training went on
 
 
-def judge(stories: Sequence[Story], own: Sequence[Event] = ()) -> Judgement:
+def find_root_cause(stories: Sequence[LogAnalysis], own: Sequence[Event] = ()) -> RootCause:
     """`own`: what structured files say."""
     alive: list[Event] = [e for e in own if e.cause not in (UNKNOWN, RAISED)]
     recovered: list[Event] = []
@@ -92,10 +92,10 @@ def judge(stories: Sequence[Story], own: Sequence[Event] = ()) -> Judgement:
     best = _without_a_word(_in_words(_begin(_first(alive), recovered), alive), alive)
     best = _for_memory(best, alive, stories)
     also = dict.fromkeys(e.cause for e in sorted(alive, key=lambda e: ORDER.index(e.role)) if e.cause not in VAGUE | {best.cause})
-    return Judgement(best.cause, _rank(best, alive, stories), best, CONFIDENCE[best.role], list(also), recovered)
+    return RootCause(best.cause, _rank(best, alive, stories), best, CONFIDENCE[best.role], list(also), recovered)
 
 
-def _events(story: Story) -> list[Event]:
+def _events(story: LogAnalysis) -> list[Event]:
     events = [
         Event(h.signature.cause, _role(h), h.line, h.rank, h.time, story, h, h.thrown)
         for h in story.hits
@@ -119,7 +119,7 @@ def _events(story: Story) -> list[Event]:
     return events
 
 
-def _tells(hit: Hit) -> bool:
+def _tells(hit: SignatureMatch) -> bool:
     """Whether it is what an exception says: its own line, or one of its message that is more than the noise after it."""
     thrown = hit.thrown
     own = thrown is not None and not thrown.carries and thrown.end is not None and thrown.end.offset == hit.line.offset
@@ -136,13 +136,13 @@ def _of_each_line(events: list[Event]) -> list[Event]:
     return list(best.values())
 
 
-def _role(hit: Hit) -> str:
+def _role(hit: SignatureMatch) -> str:
     if hit.signature.role != CASCADE:
         return hit.signature.role
     return {UNKNOWN: ABORTED, PEER_DIED: LOST, WRAPPED: LOST}.get(hit.signature.cause, CASCADE)
 
 
-def _went_on(story: Story, event: Event) -> bool:
+def _went_on(story: LogAnalysis, event: Event) -> bool:
     """Whether training went on after it in the same log."""
     offset = event.thrown.last if event.thrown else event.line.offset
     if story.ends_well > max(offset, story.failed) and event.cause != NAN:
@@ -167,7 +167,7 @@ def _without_a_word(best: Event, events: Sequence[Event]) -> Event:
     return Event(EXIT_STATUS if (first.status or 0) > 0 else UNKNOWN, LOST, first.line, first.rank, best.time, story)
 
 
-def _for_memory(best: Event, events: Sequence[Event], stories: Sequence[Story]) -> Event:
+def _for_memory(best: Event, events: Sequence[Event], stories: Sequence[LogAnalysis]) -> Event:
     """A kill is the kernel's where a log tells that memory was short."""
     if best.cause != KILLED:
         return best
@@ -243,7 +243,7 @@ def _first(events: Sequence[Event]) -> Event:
     return min(firsts.values(), key=lambda e: (e.time if e.time is not None else infinite, e.rank if e.rank is not None else infinite))
 
 
-def _rank(best: Event, events: Sequence[Event], stories: Sequence[Story]) -> int | None:
+def _rank(best: Event, events: Sequence[Event], stories: Sequence[LogAnalysis]) -> int | None:
     """Who failed first. Of a text without a rank its log's name tells it, then who started it, then torchrun's first failure."""
     story = best.story
     near = [r for r in story.reported if abs(r.line.number - best.line.number) <= TABLE] if story else []
@@ -268,7 +268,7 @@ def _rank(best: Event, events: Sequence[Event], stories: Sequence[Story]) -> int
     return _of_table(best, story, _lonely(events))
 
 
-def _of_table(best: Event, story: Story, lonely: set[int]) -> int | None:
+def _of_table(best: Event, story: LogAnalysis, lonely: set[int]) -> int | None:
     """By torchrun's table: the rank whose process the text names; else its first failure, unless that is one who only waited."""
     named = {int(pid) for pid in PID.findall(best.line.text)}
     later = [r for r in story.reported if r.line.offset > best.line.offset]
@@ -284,7 +284,7 @@ def _lonely(events: Sequence[Event]) -> set[int]:
     return {rank for rank in ranks if rank is not None}
 
 
-def _missing(best: Event, events: Sequence[Event], stories: Sequence[Story]) -> int | None:
+def _missing(best: Event, events: Sequence[Event], stories: Sequence[LogAnalysis]) -> int | None:
     """Of a group in which all wait: who has asked for the fewest collectives, else the only one that says nothing of it."""
     if best.hit and best.hit.groups.get("rank", "").isdigit():
         return int(best.hit.groups["rank"])
@@ -303,18 +303,18 @@ def _missing(best: Event, events: Sequence[Event], stories: Sequence[Story]) -> 
     return None
 
 
-def _nothing(stories: Sequence[Story], recovered: list[Event]) -> Judgement:
+def _nothing(stories: Sequence[LogAnalysis], recovered: list[Event]) -> RootCause:
     for story in stories:
         last = max((m.offset for m in story.marks), default=-1)
         if story.failed > max(last, story.ends_well):
             if recovered:  # one of them was none after all
                 best = _first(recovered)
-                return Judgement(best.cause, _rank(best, recovered, stories), best, "low")
+                return RootCause(best.cause, _rank(best, recovered, stories), best, "low")
             line = next(line for line in story.lines if line.offset == story.failed)
             rank = next((r.rank for r in story.reported if r.root), None)
-            return Judgement(UNKNOWN, rank, Event(UNKNOWN, CUT, line, rank, None, story), "low")
-    seen = health.look(stories)
+            return RootCause(UNKNOWN, rank, Event(UNKNOWN, CUT, line, rank, None, story), "low")
+    seen = health.summarize(stories)
     if seen.cause == NONE:
-        return Judgement(NONE, confidence="high" if seen.sure else "medium", recovered=recovered)
+        return RootCause(NONE, confidence="high" if seen.sure else "medium", recovered=recovered)
     rank = seen.line.rank if seen.line else None
-    return Judgement(UNKNOWN, rank, Event(UNKNOWN, seen.found, seen.line, rank, None, seen.story) if seen.line else None, "low")
+    return RootCause(UNKNOWN, rank, Event(UNKNOWN, seen.found, seen.line, rank, None, seen.story) if seen.line else None, "low")

@@ -14,7 +14,7 @@ from training.core import heartbeat, standing
 from training.core.errors import Exit
 from training.core.rundir import RunDir, read_json, read_records
 from training.diagnose import scan, source, traceback
-from training.diagnose.log_line import Line, shown
+from training.diagnose.log_line import LogLine, shown
 from training.diagnose.root_cause import OWN, UNLISTED, Event
 from training.diagnose.signatures import CASCADE, EVIDENCE, NONE, RAISED, ROOT, UNKNOWN, causes
 
@@ -80,7 +80,7 @@ def _vanished(run: RunDir) -> list[Event]:
     beats = heartbeat.read_all(run.heartbeats)
     last = "; ".join(f"rank {b.rank}: {b}, {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(b.wall_time))}" for b in beats)
     text = "the run has ended without a word: its supervisor and every rank are gone" + (f". Last signs: {last}" if last else "")
-    return [Event(UNKNOWN, OWN, Line(1, text, None, text, 0), None, None, text=text, file=run.supervisor)]
+    return [Event(UNKNOWN, OWN, LogLine(1, text, None, text, 0), None, None, text=text, file=run.supervisor)]
 
 
 def of_files(paths: Iterable[Path]) -> Iterable[Event]:
@@ -117,12 +117,12 @@ def _rank_of_folder(path: Path) -> int | None:
 
 
 def _event(text: str, rank: int | None, time: float | None, path: Path, where: str | None) -> Event:
-    lines = [Line(number, one, rank, one, number) for number, one in enumerate(text.splitlines(), 1)]
+    lines = [LogLine(number, one, rank, one, number) for number, one in enumerate(text.splitlines(), 1)]
     first = lines[0].text if lines else ""
     embedded = [t for t in traceback.read(lines) if t.end]
     if embedded and embedded[-1].end:  # what a worker raised, where the rank only waited for it
         first, where = embedded[-1].end.text, embedded[-1].where
-    line = Line(_line_of(path, text), shown(first), rank, text, 0)
+    line = LogLine(_line_of(path, text), shown(first), rank, text, 0)
     known = scan.recognised(text)
     if not known or (known[0].role in (CASCADE, EVIDENCE) and embedded):
         cause = RAISED if traceback.EXCEPTION.match(first) else UNKNOWN

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from training.diagnose import signatures
 from training.diagnose.patterns import Fast, Slow, finder
-from training.diagnose.source import Chunk, Source
+from training.diagnose.source import Chunk, LogSource
 
 FIRST, LAST = 32, 256  # places kept of each pattern: when it began, and the end of the log
 FAR = 4096  # bytes into its line: the place is then near the match, not at the start of the line
@@ -29,7 +29,7 @@ STRUCTURE = {
 
 
 @dataclass(frozen=True)
-class Place:
+class LogSpan:
     key: str  # `<id of a signature>` or a name of STRUCTURE
     line: int
     offset: int  # in the file, of the segment
@@ -39,17 +39,17 @@ class Place:
 class Places:
     """All that was found of one log, in its order."""
 
-    found: list[Place] = field(default_factory=list)
+    found: list[LogSpan] = field(default_factory=list)
     lines: int = 0  # of the log
     size: int = 0  # in bytes
 
 
 class _Kept:
     def __init__(self) -> None:
-        self.first: list[Place] = []
-        self.last: deque[Place] = deque(maxlen=LAST)
+        self.first: list[LogSpan] = []
+        self.last: deque[LogSpan] = deque(maxlen=LAST)
 
-    def add(self, place: Place) -> None:
+    def add(self, place: LogSpan) -> None:
         if len(self.first) < FIRST:
             self.first.append(place)
         else:
@@ -68,7 +68,7 @@ def recognised(text: str) -> list[signatures.Signature]:
     return sorted((by_id[key] for key in found), key=lambda s: signatures.ROLES.index(s.role))
 
 
-def scan(source: Source) -> Places:
+def scan(source: LogSource) -> Places:
     """Every place of a log in constant memory: of each pattern the first and the last ones."""
     kept: dict[str, _Kept] = {}
     places = Places(size=source.size())
@@ -83,8 +83,8 @@ def scan(source: Source) -> Places:
     return places
 
 
-def _place(key: str, chunk: Chunk, start: int) -> Place:
+def _place(key: str, chunk: Chunk, start: int) -> LogSpan:
     line, offset = chunk.place(start)
     if len(chunk.raw) == len(chunk.data) and chunk.offset + start - offset > FAR:
         offset = chunk.offset + start - FAR // 4
-    return Place(key, line, offset)
+    return LogSpan(key, line, offset)

@@ -53,7 +53,7 @@ class Chunk:
         return self.line + lines[number], self.offset + (raw[number - 1] + 1 if number else 0)
 
 
-class Source:
+class LogSource:
     """One log. `name`: as the user knows it; `rank`: when that name tells it; nothing from before the byte `since` is read."""
 
     def __init__(self, path: Path | None, rank: int | None = None, since: int = 0) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from training.diagnose.log_line import Line
+from training.diagnose.log_line import LogLine
 
 MOST_LINES = 600  # of one traceback; a recursion is cut by Python itself
 OTHERS = 60  # lines of somebody else in the middle of one
@@ -41,14 +41,14 @@ SPAWNED = re.compile(r"^-- Process \d+ terminated with the following error:")
 
 @dataclass
 class Traceback:
-    start: Line  # its head
-    end: Line | None = None  # the line of its exception; None: the log ends before
+    start: LogLine  # its head
+    end: LogLine | None = None  # the line of its exception; None: the log ends before
     type: str = ""
     text: str = ""
     frames: list[str] = field(default_factory=list)  # file:line, outermost first
     quotes: list[str] = field(default_factory=list)  # the source code of each frame, '' where it is not shown
     code: set[int] = field(default_factory=set)  # offsets of lines that quote source code
-    asserted: Line | None = None  # the quoted line of an assertion that says nothing else
+    asserted: LogLine | None = None  # the quoted line of an assertion that says nothing else
     before: Traceback | None = None  # the exception from which this one came
     carries: bool = False  # raised where somebody waited; `before` is what happened
     harmless: bool = False  # printed, and nobody dies of it
@@ -76,7 +76,7 @@ class Traceback:
         return self.before.first() if self.before else self
 
 
-def read(lines: Sequence[Line]) -> list[Traceback]:
+def read(lines: Sequence[LogLine]) -> list[Traceback]:
     found: list[Traceback] = []
     for index, line in enumerate(lines):
         if HEAD.search(line.text):
@@ -91,7 +91,7 @@ def read(lines: Sequence[Line]) -> list[Traceback]:
     return found
 
 
-def _carrier(lines: Sequence[Line], index: int, found: Sequence[Traceback]) -> Traceback | None:
+def _carrier(lines: Sequence[LogLine], index: int, found: Sequence[Traceback]) -> Traceback | None:
     """The exception in whose message this traceback is quoted."""
     rank = lines[index].rank
     near = [line.text for line in lines[max(0, index - 2) : index] if line.rank == rank]
@@ -100,17 +100,17 @@ def _carrier(lines: Sequence[Line], index: int, found: Sequence[Traceback]) -> T
     return next((t for t in reversed(found) if t.rank == rank and t.end), None)
 
 
-def place_before(lines: Sequence[Line], line: Line) -> str | None:
+def place_before(lines: Sequence[LogLine], line: LogLine) -> str | None:
     """The frame that is printed without a traceback, as of a SyntaxError."""
     index = next((i for i, one in enumerate(lines) if one.offset == line.offset), 0)
     frames = (FRAME.search(one.text) for one in reversed(lines[max(0, index - 4) : index]) if one.rank == line.rank)
     return next((f"{f['file'] or f['rich']}:{f['line'] or f['at']}" for f in frames if f), None)
 
 
-def _one(lines: Sequence[Line], index: int) -> Traceback:
+def _one(lines: Sequence[LogLine], index: int) -> Traceback:
     one = Traceback(lines[index], last=lines[index].offset)
     lead = _lead(lines[index].text)
-    last_quoted: Line | None = None
+    last_quoted: LogLine | None = None
     expected, others = False, 0
     for line in lines[index + 1 : index + MOST_LINES]:
         if line.rank != one.rank:
@@ -156,7 +156,7 @@ def _without(lead: str, text: str) -> str | None:
     return text[len(lead) :] if re.sub(r"\d", "0", text[: len(lead)]) == lead else None
 
 
-def _linked(lines: Sequence[Line], index: int, found: list[Traceback]) -> Traceback | None:
+def _linked(lines: Sequence[LogLine], index: int, found: list[Traceback]) -> Traceback | None:
     rank = lines[index].rank
     near = [line.text for line in lines[max(0, index - 6) : index + 1] if line.rank == rank]
     if not any(link in text for link in LINKS for text in near):
@@ -164,7 +164,7 @@ def _linked(lines: Sequence[Line], index: int, found: list[Traceback]) -> Traceb
     return next((t for t in reversed(found) if t.rank == rank), None)
 
 
-def _said_before(lines: Sequence[Line], index: int, marks: Sequence[str]) -> bool:
+def _said_before(lines: Sequence[LogLine], index: int, marks: Sequence[str]) -> bool:
     rank = lines[index].rank
     near = [line.text for line in lines[max(0, index - 2) : index + 1] if line.rank == rank]
     return any(text.startswith(mark) or f" {mark}" in text[:80] for mark in marks for text in near)

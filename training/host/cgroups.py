@@ -14,7 +14,7 @@ UNLIMITED = 1 << 60  # version 1 writes a huge number for 'no limit'
 
 
 @dataclass(frozen=True)
-class Memory:
+class CgroupMemory:
     """Bytes of the tightest control group: its limit, and what of it is taken and can not be given back at once."""
 
     limit: int
@@ -35,7 +35,7 @@ def cpu_quota() -> float | None:
     return min(found, default=None)
 
 
-def memory() -> Memory | None:
+def memory() -> CgroupMemory | None:
     """None: no limit."""
     found = []
     for folder in _groups("memory"):
@@ -43,7 +43,7 @@ def memory() -> Memory | None:
         used = _number(folder / "memory.current", folder / "memory.usage_in_bytes")
         if limit is None or used is None or limit >= UNLIMITED:
             continue
-        found.append(Memory(limit, max(0, used - _cache(folder / "memory.stat"))))
+        found.append(CgroupMemory(limit, max(0, used - _cache(folder / "memory.stat"))))
     return min(found, key=lambda one: one.room, default=None)
 
 

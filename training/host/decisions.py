@@ -11,15 +11,15 @@ from typing import Any
 from training.config.schema import Config
 from training.core.project import ENTRYPOINT
 from training.host import cgroups
-from training.host.gpus import Machine
-from training.host.placement import RANK, Place
+from training.host.gpus import GpuInventory
+from training.host.placement import RANK, Topology
 from training.host.torch_build import TorchBuild
 
 RECOVERS, RETRIES = "train_dual_gpu_enhanced.sh", 2  # where `--retries=auto` restarts, and how often
 
 
 @dataclass(frozen=True)
-class Choice:
+class Decision:
     """A decided value and why."""
 
     value: Any
@@ -29,28 +29,28 @@ class Choice:
         return {"value": self.value, "reason": self.reason}
 
 
-def device(config: Config, ranks: int, machine: Machine, torch: TorchBuild | None) -> Choice:
+def device(config: Config, ranks: int, machine: GpuInventory, torch: TorchBuild | None) -> Decision:
     gpus = len(machine.gpus)
     if config.device != "auto":
-        return Choice(config.device, "as asked")
+        return Decision(config.device, "as asked")
     if gpus >= ranks and torch and torch.cuda is None:
-        return Choice("cpu", f"there are {gpus} GPUs, but the installed torch {torch.version} is built for the CPU only")
+        return Decision("cpu", f"there are {gpus} GPUs, but the installed torch {torch.version} is built for the CPU only")
     if gpus >= ranks:
-        return Choice("cuda", f"a GPU for each of {ranks} ranks ({machine.reason})" if ranks > 1 else f"a GPU ({machine.reason})")
+        return Decision("cuda", f"a GPU for each of {ranks} ranks ({machine.reason})" if ranks > 1 else f"a GPU ({machine.reason})")
     counted = f"{gpus} GPU{'s' if gpus != 1 else ''} for {ranks} rank{'s' if ranks > 1 else ''}"
-    return Choice("cpu", f"{counted} ({machine.reason})")
+    return Decision("cpu", f"{counted} ({machine.reason})")
 
 
-def precision(config: Config, on: str, ranks: int, machine: Machine) -> Choice:
+def precision(config: Config, on: str, ranks: int, machine: GpuInventory) -> Decision:
     if config.precision != "auto":
-        return Choice(config.precision, "as asked")
+        return Decision(config.precision, "as asked")
     if on == "cuda":
         old = [g.name for g in machine.gpus[:ranks] if g.capability is not None and g.capability < (8, 0)]
-        return Choice("fp32", f"{old[0]} has no bf16") if old else Choice("bf16", "the GPU has bf16 matrix units")
+        return Decision("fp32", f"{old[0]} has no bf16") if old else Decision("bf16", "the GPU has bf16 matrix units")
     flags = cpu_bf16()
     if flags:
-        return Choice("bf16", f"this CPU has bf16 matrix instructions ({', '.join(sorted(flags))})")
-    return Choice("fp32", "this CPU has no bf16 matrix instructions")
+        return Decision("bf16", f"this CPU has bf16 matrix instructions ({', '.join(sorted(flags))})")
+    return Decision("fp32", "this CPU has no bf16 matrix instructions")
 
 
 def cpu_bf16() -> set[str]:
@@ -67,15 +67,15 @@ def cpu_flags() -> set[str]:
     return set(line.partition(":")[2].split())
 
 
-def compiled(config: Config, on: str) -> Choice:
+def compiled(config: Config, on: str) -> Decision:
     if config.compile != "auto":
-        return Choice(config.compile == "1", "as asked")
+        return Decision(config.compile == "1", "as asked")
     if on == "cuda":
-        return Choice(True, "on a GPU it pays after a few steps")
-    return Choice(False, "on a CPU it pays after about 600 steps only")
+        return Decision(True, "on a GPU it pays after a few steps")
+    return Decision(False, "on a CPU it pays after about 600 steps only")
 
 
-def budget(on: str, ranks: int, machine: Machine) -> int | None:
+def budget(on: str, ranks: int, machine: GpuInventory) -> int | None:
     """Free bytes for one rank: of the fullest GPU, or its share of the host memory; None when unknown."""
     if on == "cpu":
         return cgroups.available_memory() // ranks
@@ -83,38 +83,38 @@ def budget(on: str, ranks: int, machine: Machine) -> int | None:
     return min(free) if free else None
 
 
-def static_graph(config: Config, accumulation: int) -> Choice:
+def static_graph(config: Config, accumulation: int) -> Decision:
     if not config.use_static_graph:
-        return Choice(False, "not asked for")
+        return Decision(False, "not asked for")
     if accumulation > 1:
         # pytorch#143580, pytorch#187732: it asserts at the first no_sync backward, and would stop exchanging gradients after.
-        return Choice(False, f"torch's static graph is broken with gradient accumulation (here {accumulation} steps): not used")
-    return Choice(True, "as asked")
+        return Decision(False, f"torch's static graph is broken with gradient accumulation (here {accumulation} steps): not used")
+    return Decision(True, "as asked")
 
 
-def launcher(config: Config, place: Place, script: str, ranks: int) -> Choice:
+def launcher(config: Config, place: Topology, script: str, ranks: int) -> Decision:
     """Who starts the ranks of this machine: 'env' somebody else, 'spawn' we, 'torchrun' for us."""
     if place.kind == RANK:
-        return Choice("env", "the ranks are started already")
+        return Decision("env", "the ranks are started already")
     if ranks == 1:
-        return Choice("env" if script == ENTRYPOINT else "spawn", "one rank: plain python, no process group")
+        return Decision("env" if script == ENTRYPOINT else "spawn", "one rank: plain python, no process group")
     if config.launcher == "torchrun":
-        return Choice("torchrun", "as asked")
-    return Choice("spawn", "direct start of the ranks is faster than torchrun and gives true exit statuses")
+        return Decision("torchrun", "as asked")
+    return Decision("spawn", "direct start of the ranks is faster than torchrun and gives true exit statuses")
 
 
-def retries(config: Config, started_by: Choice, script: str) -> Choice:
+def retries(config: Config, started_by: Decision, script: str) -> Decision:
     """How many restarts in a row without progress; see training.launcher.recovery_policy."""
     if started_by.value == "env":
-        return Choice(0, "only what has started the ranks can start them again")
+        return Decision(0, "only what has started the ranks can start them again")
     if isinstance(config.retries, int):
-        return Choice(config.retries, "as asked")
+        return Decision(config.retries, "as asked")
     if script == RECOVERS:
-        return Choice(RETRIES, f"the default of {RECOVERS}")
-    return Choice(0, "--retries=N starts the ranks again after a failure of the machine")
+        return Decision(RETRIES, f"the default of {RECOVERS}")
+    return Decision(0, "--retries=N starts the ranks again after a failure of the machine")
 
 
-def left_over(place: Place) -> list[str]:
+def left_over(place: Topology) -> list[str]:
     """What the environment holds of another launcher, for the notes."""
     names = ", ".join(place.leftovers)
     return [f"not followed, since nothing has started ranks: {names} (left by a shell profile or an outer run)"] if names else []

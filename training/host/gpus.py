@@ -59,7 +59,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Machine:
+class GpuInventory:
     """The visible GPUs, and why there are none or fewer than the machine has."""
 
     gpus: tuple[Gpu, ...]
@@ -68,12 +68,12 @@ class Machine:
     cuda: str | None = None  # the newest CUDA that the driver runs
 
 
-def look(environ: Mapping[str, str] = os.environ) -> Machine:
+def inventory(environ: Mapping[str, str] = os.environ) -> GpuInventory:
     """The GPUs that a process with this environment would see."""
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:  # asked before pynvml, whose import takes longer than everything else on a machine without GPUs
-        return Machine((), "no NVIDIA driver on this machine")
+        return GpuInventory((), "no NVIDIA driver on this machine")
     try:
         import pynvml
     except ModuleNotFoundError:  # before the installation
@@ -81,7 +81,7 @@ def look(environ: Mapping[str, str] = os.environ) -> Machine:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return Machine((), f"the NVIDIA driver does not answer: {error}")
+        return GpuInventory((), f"the NVIDIA driver does not answer: {error}")
     try:
         driver = ask(pynvml.nvmlSystemGetDriverVersion)
         version = ask(pynvml.nvmlSystemGetCudaDriverVersion_v2)
@@ -91,14 +91,14 @@ def look(environ: Mapping[str, str] = os.environ) -> Machine:
     finally:
         pynvml.nvmlShutdown()
     chosen, reason = visible(every, environ.get(VISIBLE))
-    return Machine(tuple(chosen), reason, driver, cuda)
+    return GpuInventory(tuple(chosen), reason, driver, cuda)
 
 
-def _counted(environ: Mapping[str, str]) -> Machine:
+def _counted(environ: Mapping[str, str]) -> GpuInventory:
     """How many GPUs there are, and which, where pynvml is not installed yet."""
     nvml, count, every = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_uint(), list[Gpu]()
     if nvml.nvmlInitWithFlags(0) != 0:
-        return Machine((), "the NVIDIA driver does not answer")
+        return GpuInventory((), "the NVIDIA driver does not answer")
     nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
     for index in range(count.value):
         handle, uuid = ctypes.c_void_p(), ctypes.create_string_buffer(96)
@@ -107,7 +107,7 @@ def _counted(environ: Mapping[str, str]) -> Machine:
             every.append(Gpu(index, uuid.value.decode() or "-", "-", None, None, None, None, None))
     nvml.nvmlShutdown()
     chosen, reason = visible(every, environ.get(VISIBLE))
-    return Machine(tuple(chosen), reason)
+    return GpuInventory(tuple(chosen), reason)
 
 
 def visible(every: list[Gpu], selection: str | None) -> tuple[list[Gpu], str]:

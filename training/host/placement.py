@@ -15,7 +15,7 @@ ON, OFF = "--launcher=env", "--launcher=spawn"
 
 
 @dataclass(frozen=True)
-class Asked:
+class LauncherOptions:
     """What the user says of it: fields of the configuration."""
 
     launcher: str = "auto"
@@ -26,7 +26,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Place:
+class Topology:
     """`kind`: LOCAL and NODE start ranks, a RANK is one. `source` says who told us."""
 
     kind: str

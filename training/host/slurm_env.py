@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from training.core.errors import Problem, UserError
-from training.host.placement import LOOPBACK, NODE, RANK, Asked, Place, inside, numbers
+from training.host.placement import LOOPBACK, NODE, RANK, LauncherOptions, Topology, inside, numbers
 
 # Below the kernel's range of ports for outgoing connections, so that nothing takes one by chance.
 PORTS = range(20000, 30000)
@@ -16,7 +16,7 @@ LIMIT_S = 10
 
 
 @dataclass(frozen=True)
-class Step:
+class SlurmStep:
     tasks: int
     nodes: int
 
@@ -25,21 +25,21 @@ class Step:
         return self.tasks == self.nodes
 
 
-def tasks(environ: Mapping[str, str]) -> Step | None:
+def tasks(environ: Mapping[str, str]) -> SlurmStep | None:
     """The step that this process is a task of; None without one, and in a step of a single task (srun --pty bash)."""
     words = [environ.get(name, "") for name in ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")]
     if not all(word.isdecimal() for word in words) or words[3] in ("0", "1"):
         return None
     nodes = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "1")
-    return Step(int(words[3]), int(nodes))
+    return SlurmStep(int(words[3]), int(nodes))
 
 
-def rank(environ: Mapping[str, str], asked: Asked, reason: str) -> Place:
+def rank(environ: Mapping[str, str], asked: LauncherOptions, reason: str) -> Topology:
     """This task is a rank."""
     number, local_rank, size = numbers(environ, ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"), reason)
     inside("SLURM_PROCID", number, "SLURM_NTASKS", size)
     nodes = int(environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "1"))
-    return Place(
+    return Topology(
         RANK,
         "slurm",
         reason,
@@ -52,11 +52,11 @@ def rank(environ: Mapping[str, str], asked: Asked, reason: str) -> Place:
     )
 
 
-def node(environ: Mapping[str, str], asked: Asked, step: Step) -> Place:
+def node(environ: Mapping[str, str], asked: LauncherOptions, step: SlurmStep) -> Topology:
     """This task is a node: the ranks are started here."""
     reason = f"a SLURM task for each of {step.nodes} nodes (SLURM_STEP_ID is set), so the ranks are started here"
     (number,) = numbers(environ, ("SLURM_PROCID",), reason)
-    return Place(
+    return Topology(
         NODE,
         "slurm",
         reason,

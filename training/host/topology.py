@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from training.core.errors import Problem, UserError
 from training.host import slurm_env
-from training.host.placement import DEFAULT_PORT, LOCAL, LOOPBACK, NODE, OFF, RANK, Asked, Place, inside, numbers
+from training.host.placement import DEFAULT_PORT, LOCAL, LOOPBACK, NODE, OFF, RANK, LauncherOptions, Topology, inside, numbers
 
 # What makes a process a rank; a child of ours gets its own, or none.
 RANK_VARIABLES = (
@@ -34,7 +34,7 @@ def clean(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not belongs_to_a_launcher(name)}
 
 
-def find(environ: Mapping[str, str], asked: Asked, *, starts_ranks: bool, several_gpus: bool = False) -> Place:
+def find(environ: Mapping[str, str], asked: LauncherOptions, *, starts_ranks: bool, several_gpus: bool = False) -> Topology:
     """`starts_ranks`: asked by a launch script, which can start ranks; train.py itself starts them only where a platform gives it
     a whole node (`several_gpus`: this machine has more than one). Raises UserError when what is injected makes no sense."""
     if asked.launcher == "slurm":
@@ -58,11 +58,11 @@ def find(environ: Mapping[str, str], asked: Asked, *, starts_ranks: bool, severa
     return _own(environ, asked, "nothing above us has started ranks")
 
 
-def _own(environ: Mapping[str, str], asked: Asked, reason: str) -> Place:
+def _own(environ: Mapping[str, str], asked: LauncherOptions, reason: str) -> Topology:
     """Ranks are started by us: here alone, or on this node of several that the flags name."""
     left = leftovers(environ)
     if asked.nnodes == 1:
-        return Place(LOCAL, "nobody", reason, leftovers=left)
+        return Topology(LOCAL, "nobody", reason, leftovers=left)
     problems = []
     if not asked.master_addr:
         fix = "--master_addr=ADDRESS   # of the first machine, as the others reach it"
@@ -78,7 +78,7 @@ def _own(environ: Mapping[str, str], asked: Asked, reason: str) -> Place:
     if problems:
         raise UserError(problems)
     why = f"{asked.nnodes} machines (--nnodes)" if reason.startswith("nothing") else f"{asked.nnodes} machines, {reason}"
-    return Place(
+    return Topology(
         NODE,
         "flags",
         why,
@@ -90,7 +90,7 @@ def _own(environ: Mapping[str, str], asked: Asked, reason: str) -> Place:
     )
 
 
-def _rank(environ: Mapping[str, str], source: str, reason: str) -> Place:
+def _rank(environ: Mapping[str, str], source: str, reason: str) -> Topology:
     found = numbers(environ, ("RANK", "LOCAL_RANK", "WORLD_SIZE"), reason)
     rank, local_rank, size = found
     local = environ.get("LOCAL_WORLD_SIZE", "")
@@ -107,16 +107,16 @@ def _rank(environ: Mapping[str, str], source: str, reason: str) -> Place:
         )
     local_size = int(local) if local.isdecimal() else size if address in (LOOPBACK, "localhost", "::1") else 0
     port = int(environ["MASTER_PORT"]) if size > 1 else 0
-    return Place(RANK, source, reason, rank, local_rank, size, local_size, master_addr=address, master_port=port)
+    return Topology(RANK, source, reason, rank, local_rank, size, local_size, master_addr=address, master_port=port)
 
 
-def _injected_node(environ: Mapping[str, str], asked: Asked) -> Place:
+def _injected_node(environ: Mapping[str, str], asked: LauncherOptions) -> Topology:
     """RANK and WORLD_SIZE without LOCAL_RANK count nodes (Kubeflow's PyTorchJob, and platforms made like it)."""
     reason = "a platform has given each node a RANK (LOCAL_RANK is not set), so the ranks are started here"
     node, nodes = numbers(environ, ("RANK", "WORLD_SIZE"), reason)
     inside("RANK", node, "WORLD_SIZE", nodes)
     port = environ.get("MASTER_PORT", "")
-    return Place(
+    return Topology(
         NODE,
         "platform",
         reason,

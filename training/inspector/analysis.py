@@ -10,7 +10,7 @@ from typing import Any
 
 from .reporting import MANY, Finding, listed, ranks
 from .sample_tracker import SHOWN
-from .shared_store import Board
+from .shared_store import SharedStore
 from .step_timer import WINDOW
 
 SAME = 0.5  # of the samples of two ranks: not by chance
@@ -37,7 +37,7 @@ class Judge:
 
     def __init__(
         self,
-        board: Board,
+        board: SharedStore,
         say: Callable[..., None],
         find: Callable[[Finding], None],
         *,

@@ -13,8 +13,8 @@ from typing import Any
 import torch.distributed as dist
 
 from .analysis import Judge
-from .reporting import Finding, InspectionError, Output
-from .shared_store import Board
+from .reporting import Finding, FindingsOutput, InspectionError
+from .shared_store import SharedStore
 
 POLL_S = 0.25
 SOON_S = 0.02  # while something is expected
@@ -29,7 +29,7 @@ class Watcher(threading.Thread):
     when another rank has ended."""
 
     def __init__(
-        self, board: Board, output: Output, state: Callable[[], State], fatal: Callable[[Finding], bool], patience_s: float
+        self, board: SharedStore, output: FindingsOutput, state: Callable[[], State], fatal: Callable[[Finding], bool], patience_s: float
     ) -> None:
         super().__init__(name="inspector", daemon=True)
         self._board, self._output, self._state, self._fatal, self._patience_s = board, output, state, fatal, patience_s

@@ -17,7 +17,7 @@ from torch import nn
 from . import checksum, sample_tracker, step_timer
 from .analysis import Judge, due
 from .background import Watcher
-from .reporting import Finding, InspectionError, Output, listed
+from .reporting import Finding, FindingsOutput, InspectionError, listed
 from .shared_store import open_board
 
 __all__ = ["DDPInspector", "InspectionError"]
@@ -31,7 +31,7 @@ _made = 0  # inspectors in this process; the same number on every rank
 
 
 @dataclass
-class Noted:
+class PendingStep:
     """A step whose loss a GPU may still be computing: a tensor is in this machine's memory once `event` is over."""
 
     step: int
@@ -78,10 +78,10 @@ class DDPInspector:
         _made += 1
         self._mode, self._every, self._loader = on_finding, every, loader
         self._steps, self._in_step, self._ended, self._broken, self._closed = 0, False, "", False, False
-        self._noted: deque[Noted] = deque()
+        self._noted: deque[PendingStep] = deque()
         self._digests: list[str] = []
         self._seen_told = False
-        self._pid, self._output = os.getpid(), Output()
+        self._pid, self._output = os.getpid(), FindingsOutput()
         self._parameters, self._left_out = checksum.comparable(model)
         self._drawn = sample_tracker.watch(loader)
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -187,7 +187,7 @@ class DDPInspector:
         if isinstance(own, torch.Tensor) or (sums is not None and sums.is_pinned()):
             event = torch.cuda.Event()
             event.record()
-        self._noted.append(Noted(self._steps, size, own, event, place, batch, losses, sums))
+        self._noted.append(PendingStep(self._steps, size, own, event, place, batch, losses, sums))
         if len(self._noted) > KEPT:  # a GPU that is behind: its batches are not kept alive
             old = self._noted[-1 - KEPT]
             old.batch = old.losses = None
@@ -258,7 +258,7 @@ class DDPInspector:
         indices = [i for one in first for i in one] if first else None
         self._watcher.put(f"seen/{self.rank}", {"indices": indices, "digests": self._digests})
 
-    def _tell_row(self, noted: Noted, loss: float | None) -> None:
+    def _tell_row(self, noted: PendingStep, loss: float | None) -> None:
         sums = [f"{number:012x}" for number in noted.sums.tolist()] if noted.sums is not None else []
         total = f"{sum(int(s, 16) for s in sums) % (1 << checksum.BITS):012x}" if sums else None
         if sums:
@@ -304,7 +304,7 @@ def _is_wrapped(model: nn.Module) -> bool:
     return any(type(m).__name__ in known for m in (inner, *inner.modules())) or any(hasattr(p, "placements") for p in inner.parameters())
 
 
-def _which(noted: Noted) -> str:
+def _which(noted: PendingStep) -> str:
     """Which samples the loss is of."""
     parts = []
     indices = noted.place[2] if noted.place else []

@@ -35,7 +35,7 @@ class InspectionError(RuntimeError):
         self.kind, self.guilty_rank, self.step = finding.kind, finding.rank, finding.step
 
 
-class Output:
+class FindingsOutput:
     """Everything said goes to standard error; a file that can not be written is said once and stops nobody."""
 
     def __init__(self) -> None:

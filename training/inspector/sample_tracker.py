@@ -69,7 +69,7 @@ def not_finite(batch: Any, loss: torch.Tensor | None, count: int) -> tuple[list[
     return torch.nonzero(bad).flatten().tolist(), own
 
 
-class Drawn:
+class SamplerTrace:
     """Stands in the loader's place of its batch sampler and remembers what it draws; all else is the batch sampler's own.
 
     It lives in this process alone: a worker of the loader never gets it. `first`: the indices of the first batches, until an epoch ends.
@@ -134,28 +134,28 @@ class Drawn:
         return self.ended and not self._queue
 
 
-def watch(loader: Any) -> Drawn | None:
-    """Put a Drawn into a torch DataLoader (or one that wraps it, as accelerate's); None when there is no such place."""
+def watch(loader: Any) -> SamplerTrace | None:
+    """Put a SamplerTrace into a torch DataLoader (or one that wraps it, as accelerate's); None when there is no such place."""
     own = getattr(loader, "base_dataloader", loader)
     sampler = getattr(own, "batch_sampler", None)
     if not isinstance(own, torch.utils.data.DataLoader) or sampler is None:
         return None
     if hasattr(own, "state_dict"):  # a StatefulDataLoader keeps the state of its sampler, which must be its own
         return None
-    if isinstance(sampler, Drawn):  # of another inspector
+    if isinstance(sampler, SamplerTrace):  # of another inspector
         return None
-    drawn = Drawn(sampler, 4 + own.num_workers * (own.prefetch_factor or 0))
+    drawn = SamplerTrace(sampler, 4 + own.num_workers * (own.prefetch_factor or 0))
     object.__setattr__(own, "batch_sampler", drawn)  # DataLoader refuses its own setattr once it is made
     return drawn
 
 
-def unwatch(loader: Any, drawn: Drawn) -> None:
+def unwatch(loader: Any, drawn: SamplerTrace) -> None:
     own = getattr(loader, "base_dataloader", loader)
     if own.batch_sampler is drawn:
         object.__setattr__(own, "batch_sampler", drawn._inner)
 
 
-def describe(loader: Any, drawn: Drawn | None) -> dict[str, Any]:
+def describe(loader: Any, drawn: SamplerTrace | None) -> dict[str, Any]:
     """What is known of a rank's data before it trains."""
     own = getattr(loader, "base_dataloader", loader)
     dataset: Any = getattr(own, "dataset", None)

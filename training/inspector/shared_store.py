@@ -38,7 +38,7 @@ class OwnStore(dict[str, bytes]):
         return self.pop(key, None) is not None
 
 
-class Board:
+class SharedStore:
     """`store`: of these ranks alone; `server`: what must live as long. Every call is one short question to rank 0's store; what is
     not there yet is None."""
 
@@ -72,11 +72,11 @@ class Board:
             self._store.delete_key(f"{key}/{rank}")
 
 
-def open_board(number: int) -> Board:
+def open_board(number: int) -> SharedStore:
     """The `number`-th of this process."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return Board(OwnStore(), 0, 1)
+        return SharedStore(OwnStore(), 0, 1)
     server = dist.distributed_c10d._get_default_store()  # rank 0's ends with its last user
     # A connection of its own: whoever waits in the store (a barrier, NCCL's start) keeps that connection for himself.
     own = server.clone() if hasattr(server, "clone") else server
-    return Board(dist.PrefixStore(f"{__package__}/{number}", own), dist.get_rank(), dist.get_world_size(), server)
+    return SharedStore(dist.PrefixStore(f"{__package__}/{number}", own), dist.get_rank(), dist.get_world_size(), server)

@@ -20,15 +20,15 @@ from training.host.cgroups import oom_kills
 from training.host.gpus import one_line
 from training.launcher import failure_report, local_ranks, others, spawn, stop_signals, timeouts
 from training.launcher.json_socket import Message
-from training.launcher.local_ranks import Team, is_script
+from training.launcher.local_ranks import LocalRanks, is_script
 from training.launcher.others import Others
 from training.launcher.outcome import Outcome
 from training.launcher.outputs import Outputs
-from training.launcher.peer_link import Line, Lost, is_order
-from training.launcher.stop_signals import Wishes
+from training.launcher.peer_link import LostPeer, PeerLink, is_order
+from training.launcher.stop_signals import StopSignals
 from training.trainer import flight_recorder_server
 from training.watchdog import hang_dump, rank_exit
-from training.watchdog.hang_report import Finding
+from training.watchdog.hang_report import HangFinding
 from training.watchdog.start import RanksWatch
 
 POLL_S = 0.25
@@ -38,10 +38,16 @@ class Attempt:
     """`token` marks every process of the launch (training.host.process). `wanted`: signals that count before and after it, too."""
 
     def __init__(
-        self, run: rundir.RunDir, plan: dict[str, Any], team: Team, token: str, line: Line | None = None, wanted: Wishes | None = None
+        self,
+        run: rundir.RunDir,
+        plan: dict[str, Any],
+        team: LocalRanks,
+        token: str,
+        line: PeerLink | None = None,
+        wanted: StopSignals | None = None,
     ) -> None:
         self.run, self.plan, self.team, self.token, self.line, self.outcome = run, plan, team, token, line, Outcome()
-        self._wishes = wanted or Wishes()
+        self._wishes = wanted or StopSignals()
         self._ours = self.outcome.ours = not is_script(plan)
         self._watch = RanksWatch(run, plan, team.ranks, team.world_size)
         self._readings = heartbeat.Readings(run.heartbeats, team.ranks)
@@ -206,7 +212,7 @@ class Attempt:
         messages = self.line.read(node)
         self.line.keep(node, [m for m in messages if is_order(m)])
         for message in messages:
-            if isinstance(lost := message.get("gone"), Lost):
+            if isinstance(lost := message.get("gone"), LostPeer):
                 self._selector.unregister(fd)
                 self._lose(lost)
             elif "ended" in message:
@@ -230,7 +236,7 @@ class Attempt:
                 self.outcome.left, self.outcome.killed, self._failed_at = rank, True, time.monotonic()
             self._wish(wish[0], f" on {self.line.name(node)}")
 
-    def _lose(self, lost: Lost) -> None:
+    def _lose(self, lost: LostPeer) -> None:
         """A machine is not there any more. Is it only silent, our ranks wait for it and have nothing more to say."""
         if lost.node in self._others.ended or self._failed_at is not None:
             return
@@ -246,7 +252,7 @@ class Attempt:
             self.outcome.elsewhere, self.outcome.guilty = True, (None, 0)
             self._fail()
 
-    def _beats(self) -> list[heartbeat.Beat]:
+    def _beats(self) -> list[heartbeat.HeartbeatRecord]:
         return self._readings.read()
 
     def _sweep(self) -> None:
@@ -338,7 +344,7 @@ class Attempt:
         if self.outcome.guilty is None and self._asked_at is None and answered and (found := self._look()):
             self._hang(found)
 
-    def _still_s(self, beats: list[heartbeat.Beat]) -> float:
+    def _still_s(self, beats: list[heartbeat.HeartbeatRecord]) -> float:
         if self._ours and all(beat.phase == heartbeat.FINISHED for beat in beats):
             return self._others.still_s()
         return timeouts.still_s(beats, self._watch)
@@ -352,7 +358,7 @@ class Attempt:
         else:
             log.warning(f"the run directory {self.run.own} has disappeared: what the ranks print is not kept any more")
 
-    def _look(self) -> Finding | None:
+    def _look(self) -> HangFinding | None:
         if not self._alive:
             return None
         started = {child.rank: child.popen.pid for child in self._alive.values()}
@@ -363,14 +369,14 @@ class Attempt:
         found = self._gone.look([beat for beat in self._beats() if beat.rank not in self._readings.unread])
         return hang_dump.keep(self.run, found, {}) if found else None
 
-    def _silent(self, beats: list[heartbeat.Beat]) -> bool:
+    def _silent(self, beats: list[heartbeat.HeartbeatRecord]) -> bool:
         """A script has no heartbeat: it is left alone until it is asked again."""
         working = [b for b in beats if b.phase != heartbeat.FINISHED]
         if self._ours and working and self._others.running() and all(phases.waits(b.phase) for b in working):
             return min(b.age_s for b in working) > timeouts.SAVING_S  # another machine may be saving a checkpoint
         return timeouts.silent(beats, self.outcome.asked, self._watch) if beats else self._ours or self._asked_times > 1
 
-    def _close(self, beats: list[heartbeat.Beat]) -> None:
+    def _close(self, beats: list[heartbeat.HeartbeatRecord]) -> None:
         """The work of all is done; something keeps a process. The run is what rank 0 has written of it."""
         since_s = min(b.age_s for b in beats)
         limit_s = timeouts.STALL_S if self.outcome.asked == Exit.INTERRUPTED else timeouts.CLOSING_S
@@ -382,7 +388,7 @@ class Attempt:
         self.outcome.closed = Exit((rundir.read_json(self.run.summary) or {}).get("exit_code", self.outcome.asked))
         self._kill_all()
 
-    def _hang(self, found: Finding) -> None:
+    def _hang(self, found: HangFinding) -> None:
         """Told at once, while the ranks are still there; nothing comes from them any more, so they are ended."""
         self.outcome.finding = found
         self.outcome.phases = {b.rank: str(b) for b in self._beats()}

@@ -19,7 +19,7 @@ from training.host import cgroups
 from training.host.process import STOP_SIGNALS
 from training.launcher.outcome import Outcome
 from training.trainer import prepared_cache
-from training.watchdog.hang_report import DESYNC, Finding
+from training.watchdog.hang_report import DESYNC, HangFinding
 from training.watchdog.probes.stacks import Stack
 from training.watchdog.rank_exit import DIED, ERROR
 
@@ -125,7 +125,7 @@ def _last_lines(log: Path, since: int) -> list[str]:
     return [line for line in lines if "resource_tracker" not in line][-SHOWN_LINES:]
 
 
-def _stack(found: Finding) -> list[str]:
+def _stack(found: HangFinding) -> list[str]:
     """Where the guilty rank stands, innermost first."""
     stack = found.stacks.get(found.rank) if found.rank is not None else None
     main = stack.main if isinstance(stack, Stack) else None

@@ -15,13 +15,15 @@ from training.core import exit_status
 from training.host import process
 from training.launcher import stop_signals
 from training.launcher.reaper import Guardian
-from training.launcher.stop_signals import Wishes
+from training.launcher.stop_signals import StopSignals
 
 KEPT_BYTES = 1 << 16  # of what it says, the last
 LEAVE_S = 5.0
 
 
-def run(argv: Sequence[str], env: Mapping[str, str], given: bytes, limit_s: float, wanted: Wishes, *, nice: int = 0) -> tuple[str, str]:
+def run(
+    argv: Sequence[str], env: Mapping[str, str], given: bytes, limit_s: float, wanted: StopSignals, *, nice: int = 0
+) -> tuple[str, str]:
     """(what went wrong or '', what it said). `given` is its standard input; a wish to stop ends it. It and what it has started
     are gone afterwards, also when this process is killed meanwhile."""
     try:
@@ -43,7 +45,7 @@ def run(argv: Sequence[str], env: Mapping[str, str], given: bytes, limit_s: floa
         return f"{argv[0]} can not be started: {error.strerror}", ""
 
 
-def _watched(child: subprocess.Popen[bytes], limit_s: float, wanted: Wishes) -> tuple[str, str]:
+def _watched(child: subprocess.Popen[bytes], limit_s: float, wanted: StopSignals) -> tuple[str, str]:
     assert child.stdout
     output, said, wrong = child.stdout.fileno(), b"", ""
     os.set_blocking(output, False)

@@ -32,7 +32,7 @@ PING = json.dumps({ALIVE: True}).encode() + b"\n"
 Message = dict[str, Any]
 
 
-class Broken(Exception):
+class ConnectionLost(Exception):
     """The other side has closed, or speaks something else, or (`silent`) can not be reached any more."""
 
     def __init__(self, text: str, *, silent: bool = False) -> None:
@@ -40,13 +40,13 @@ class Broken(Exception):
         self.silent = silent
 
 
-class Wire:
+class JsonSocket:
     """Reads whole lines; `fileno()` for a selector. `quiet_s` goes back to 0 whenever something arrives; who watches counts it up."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket, self._rest, self._unsent = connection, b"", b""
         self.quiet_s, self._acknowledged = 0.0, time.monotonic()
-        self._broken: Broken | None = None
+        self._broken: ConnectionLost | None = None
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in KERNEL.items():
@@ -56,7 +56,7 @@ class Wire:
         return self.socket.fileno()
 
     def send(self, message: Message) -> None:
-        """Raises Broken."""
+        """Raises ConnectionLost."""
         if self._broken:
             raise self._broken
         self.socket.settimeout(SEND_S)
@@ -87,7 +87,7 @@ class Wire:
         return time.monotonic() - self._acknowledged > SILENT_S / 2
 
     def receive(self, seconds: float | None) -> Message:
-        """The next message. Raises Broken, TimeoutError."""
+        """The next message. Raises ConnectionLost, TimeoutError."""
         end = None if seconds is None else time.monotonic() + seconds
         while not (message := self._line()):
             # What had arrived before the line broke is still there.
@@ -101,28 +101,28 @@ class Wire:
                     raise TimeoutError from error
                 raise self._end(error) from error
             if not chunk:
-                raise self._broken or Broken("closed by the other side")
+                raise self._broken or ConnectionLost("closed by the other side")
             self.quiet_s = 0.0
             self._rest += chunk
         return message
 
     def arrived(self) -> list[Message]:
-        """All messages that are there, without waiting. Raises Broken when there are none and will be no more."""
+        """All messages that are there, without waiting. Raises ConnectionLost when there are none and will be no more."""
         out: list[Message] = []
         try:
             while True:
                 out.append(self.receive(0.0))
         except TimeoutError:
             return out
-        except Broken:  # what was said before the end counts; the next call finds the end again
+        except ConnectionLost:  # what was said before the end counts; the next call finds the end again
             if not out:
                 raise
         return out
 
-    def _end(self, error: OSError) -> Broken:
+    def _end(self, error: OSError) -> ConnectionLost:
         """The kernel tells an error once, then it says 'closed': the first one is kept."""
         text = error.strerror or f"takes no message within {SEND_S:g} s"
-        self._broken = self._broken or Broken(text, silent=error.errno is None or error.errno in UNREACHABLE)
+        self._broken = self._broken or ConnectionLost(text, silent=error.errno is None or error.errno in UNREACHABLE)
         return self._broken
 
     def _line(self) -> Message | None:
@@ -131,7 +131,7 @@ class Wire:
             line, newline, rest = self._rest.partition(b"\n")
             if not newline:
                 if len(self._rest) > LIMIT:
-                    raise Broken(f"more than {LIMIT} bytes without an end")
+                    raise ConnectionLost(f"more than {LIMIT} bytes without an end")
                 return None
             self._rest = rest
             try:
@@ -139,7 +139,7 @@ class Wire:
             except (ValueError, RecursionError):
                 message = None
             if not isinstance(message, dict):
-                raise Broken("it does not speak our language")
+                raise ConnectionLost("it does not speak our language")
             if ALIVE not in message:
                 return message
 

@@ -22,7 +22,7 @@ QUIET_PORTS = range(20000, 30000)
 
 
 @dataclass
-class Team:
+class LocalRanks:
     """`store`: a socket that listens at the meeting point already; rank 0 inherits it."""
 
     ranks: range  # of this machine
@@ -44,15 +44,15 @@ class Team:
             self.store.close()
 
 
-def alone(plan: dict[str, Any]) -> Team:
+def alone(plan: dict[str, Any]) -> LocalRanks:
     """All ranks are on this machine. Raises UserError when the wanted port and those after it are taken."""
     count, wanted = plan["ranks"], plan["master_port"]
     if count == 1:
-        return Team(range(1), 1)
+        return LocalRanks(range(1), 1)
     if is_script(plan) or plan["launcher"]["value"] == "torchrun":
-        return Team(range(count), count, LOOPBACK, wanted or free_port(LOOPBACK))
+        return LocalRanks(range(count), count, LOOPBACK, wanted or free_port(LOOPBACK))
     store = listen(LOOPBACK, wanted, 2 * count)
-    return Team(range(count), count, LOOPBACK, store.getsockname()[1], store)
+    return LocalRanks(range(count), count, LOOPBACK, store.getsockname()[1], store)
 
 
 def is_script(plan: dict[str, Any]) -> bool:

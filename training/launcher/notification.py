@@ -23,7 +23,7 @@ RECORDS = 500  # from the end of metrics.jsonl: the last step and the last evalu
 TEXT = 500  # characters
 
 
-def of(run: rundir.RunDir, plan: dict[str, Any], code: int, *, begun: bool, why: str = "") -> dict[str, Any]:
+def payload(run: rundir.RunDir, plan: dict[str, Any], code: int, *, begun: bool, why: str = "") -> dict[str, Any]:
     """Facts that go to strangers, so without secrets. Unless it has `begun`, the run directory knows nothing of this launch.
     `why`: what the user was told where no rank has ended the run."""
     done = _of_this_start(run.summary, plan) if begun else {}

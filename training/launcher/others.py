@@ -7,14 +7,14 @@ from typing import Any
 
 from training.core import log
 from training.host import process
-from training.launcher.peer_link import Line, Waiting
+from training.launcher.peer_link import PeerLink, Waiting
 
 
 class Others:
     """Of one start of all ranks; without a `line` there are none. A machine whose ranks have all ended reports that to node 0 and
     waits; node 0 reports the end of the run to all of them when the last machine has ended."""
 
-    def __init__(self, line: Line | None) -> None:
+    def __init__(self, line: PeerLink | None) -> None:
         self.line = line
         self.ended: dict[int, int] = {}  # node → exit code of its ranks; from node 0 that of the whole run
         self._told = False

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from training.core.errors import Exit
-from training.launcher.peer_link import Lost
-from training.watchdog.hang_report import Finding
-from training.watchdog.rank_exit import Death
+from training.launcher.peer_link import LostPeer
+from training.watchdog.hang_report import HangFinding
+from training.watchdog.rank_exit import RankExit
 
 
 @dataclass
@@ -19,15 +19,15 @@ class Outcome:
     guilty: tuple[int | None, int] | None = None  # the first that failed
     here: tuple[int | None, int] | None = None  # the first that failed on this machine
     phases: dict[int, str] = field(default_factory=dict)  # rank → what it was doing when the first one failed
-    death: Death | None = None  # what is known of the first rank that died
-    finding: Finding | None = None  # the hang that ended it
+    death: RankExit | None = None  # what is known of the first rank that died
+    finding: HangFinding | None = None  # the hang that ended it
     asked: Exit = Exit.DONE  # PREEMPTED or INTERRUPTED when a signal asked to stop
     killed: bool = False  # asked twice, or the ranks did not stop
     closed: Exit = Exit.DONE  # how the training had ended whose ranks did not leave
     blocked: str = ""  # which ranks even SIGKILL does not end
     elsewhere: bool = False  # a rank of another machine failed first
     left: int | None = None  # a rank of ours that was asked to stop itself, and left without the others
-    lost: Lost | None = None  # a machine that is gone or silent, when that ended it
+    lost: LostPeer | None = None  # a machine that is gone or silent, when that ended it
     ours: bool = True  # our own training; False: somebody's script
     torn_down: bool = False  # a script had come to its end, and was aborted after it
     gone: bool = False  # the run directory was removed while ranks ran: nothing can be written any more

@@ -20,7 +20,7 @@ THREAD_BYTES = 1 << 14  # of such a traceback
 MOST_FRAMES = 100  # lines of it
 
 
-class Output:
+class RankOutput:
     """Drains one descriptor. `shown`: this child speaks on the console."""
 
     def __init__(self, fd: int, path: Path, shown: bool) -> None:

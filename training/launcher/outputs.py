@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from training.core import log, rundir
 from training.host.gpus import one_line
-from training.launcher.output import Output
+from training.launcher.output import RankOutput
 from training.launcher.spawn import Child
 
 GATHER_S = 0.002
@@ -20,12 +20,12 @@ class Outputs:
 
     def __init__(self, run: rundir.RunDir, selector: selectors.BaseSelector, heard: Callable[[], None]) -> None:
         self._run, self._selector, self._heard = run, selector, heard
-        self._open: dict[int, Output] = {}  # by descriptor
+        self._open: dict[int, RankOutput] = {}  # by descriptor
         self._trickles = False  # output comes in small pieces
 
-    def add(self, child: Child, *, shown: bool) -> Output:
+    def add(self, child: Child, *, shown: bool) -> RankOutput:
         path = self._run.ranks / "torchrun.log" if child.rank is None else self._run.rank_log(child.rank)
-        output = self._open[child.output] = Output(child.output, path, shown=shown)
+        output = self._open[child.output] = RankOutput(child.output, path, shown=shown)
         self._selector.register(child.output, selectors.EVENT_READ, self._on_output)
         return output
 

@@ -14,9 +14,9 @@ from typing import Any
 from training.core import log
 from training.core.failure_kinds import GONE, SILENT
 from training.core.rundir import ASKED
-from training.host.placement import Place
-from training.launcher.json_socket import SILENT_S, Broken, Message, Wire
-from training.launcher.local_ranks import Team
+from training.host.placement import Topology
+from training.launcher.json_socket import SILENT_S, ConnectionLost, JsonSocket, Message
+from training.launcher.local_ranks import LocalRanks
 
 PING_S = 1.0
 LATE_S = 2.5 * PING_S
@@ -32,7 +32,7 @@ NAME = set(string.ascii_letters + string.digits + "._-")  # what may be a file's
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostPeer:
     """Another machine that is not there any more."""
 
     node: int
@@ -41,12 +41,12 @@ class Lost:
     text: str  # who and why
 
 
-class Line(ABC):
+class PeerLink(ABC):
     """One machine's end of the talk. `failed`: what another machine says of its failure, if one does."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
-        self.plan, self.place = plan, Place(**plan["place"])
-        self.wires: dict[int, Wire] = {}  # by node
+        self.plan, self.place = plan, Topology(**plan["place"])
+        self.wires: dict[int, JsonSocket] = {}  # by node
         self.failed: Message | None = None
         self._kept: dict[int, list[Message]] = {}  # read too early, by node
         self.stopped = 0  # on another node than the first: the exit code where node 0 was asked to stop after a failure
@@ -56,7 +56,7 @@ class Line(ABC):
         self._warned: set[int] = set()
         self._stack = ExitStack()
 
-    def __enter__(self) -> Line:
+    def __enter__(self) -> PeerLink:
         return self
 
     @abstractmethod
@@ -64,7 +64,7 @@ class Line(ABC):
         """Meet all the others. Raises UserError after so many seconds."""
 
     @abstractmethod
-    def go(self) -> Team:
+    def go(self) -> LocalRanks:
         """When everybody is ready: the ranks of this machine. Raises UserError when a node has left."""
 
     @abstractmethod
@@ -89,17 +89,17 @@ class Line(ABC):
         """Names of those that can not."""
         return ", ".join(self.name(node) for node in sorted(self._names) if not self.there(node))
 
-    def met(self, node: int, wire: Wire, address: str, host: object) -> None:
+    def met(self, node: int, wire: JsonSocket, address: str, host: object) -> None:
         shown = "".join(c for c in str(host)[:64] if c in NAME)
         self.wires[node], self._names[node] = wire, f"node {node} ({address}{f', {shown}' if shown else ''})"
 
     def tell(self, message: Message) -> None:
         """To everybody; who is gone is not told, and is found by reading."""
         for wire in self.wires.values():
-            with contextlib.suppress(Broken):
+            with contextlib.suppress(ConnectionLost):
                 wire.send(message)
 
-    def watch(self, still_s: float) -> list[Lost]:
+    def watch(self, still_s: float) -> list[LostPeer]:
         """Once a turn of the loop while ranks run: pings when it is time, and gives the nodes that have just been found silent, each
         once. `still_s`: for that long all ranks of this machine have waited for others. A frozen supervisor on a machine that can be
         reached ends nothing as long as they do not: its ranks train. A warning says so."""
@@ -126,7 +126,7 @@ class Line(ABC):
                 log.warning(f"{self._silence(node, wire, False).text}; the ranks go on")
         return found
 
-    def overdue(self) -> Lost | None:
+    def overdue(self) -> LostPeer | None:
         """A node that does not answer as it should, though it is too early to give it up: ranks that wait for others, or have lost
         them, may have to do with that."""
         node, wire = max(self.wires.items(), key=lambda item: item[1].quiet_s, default=(0, None))
@@ -170,20 +170,20 @@ class Line(ABC):
         wire, kept = self.wires[node], self._kept.pop(node, [])
         try:
             return kept + wire.arrived()
-        except Broken as broken:
+        except ConnectionLost as broken:
             if kept:  # the next call finds the end again
                 return kept
             self.lost(node)
             if broken.silent:
                 self._silent.add(node)
                 return [{"gone": self._silence(node, wire, True)}]
-            gone = Lost(node, GONE, PEER_DIED, f"{self.name(node)} is gone: {broken}")
+            gone = LostPeer(node, GONE, PEER_DIED, f"{self.name(node)} is gone: {broken}")
             return [{"gone": gone}]
 
-    def _silence(self, node: int, wire: Wire, unreachable: bool) -> Lost:
+    def _silence(self, node: int, wire: JsonSocket, unreachable: bool) -> LostPeer:
         seconds = wire.quiet_s if node in self.wires else max(wire.quiet_s, SILENT_S)  # the kernel has found it
         text = f"{self.name(node)} silent for {seconds:.0f} s: {UNREACHABLE if unreachable else FROZEN}"
-        return Lost(node, SILENT, NETWORK if unreachable else PEER_DIED, text)
+        return LostPeer(node, SILENT, NETWORK if unreachable else PEER_DIED, text)
 
     def _fresh(self) -> None:
         """Before the ranks start, for the first time or again."""

@@ -13,7 +13,7 @@ from training.core.errors import Exit
 from training.core.project import ROOT
 from training.core.redact import masked
 from training.launcher import hook_runner, notification, spawn
-from training.launcher.stop_signals import Wishes
+from training.launcher.stop_signals import StopSignals
 
 REPORT_S, NOTIFY_S = 60.0, 30.0
 PREEMPTED_S = 10.0  # for the report: who preempts does not wait long
@@ -21,11 +21,11 @@ NICE = 5
 SHELL = "/bin/sh"
 
 
-class Ending:
+class PostRun:
     """Of one launch; for the process that has started the run: the supervisor of the first machine, or rank 0 without one."""
 
     def __init__(self, run: rundir.RunDir, plan: dict[str, Any]) -> None:
-        self.run, self.plan, self._wishes, self._reported = run, plan, Wishes(), False
+        self.run, self.plan, self._wishes, self._reported = run, plan, StopSignals(), False
         self.begun = False  # the data is accepted; before it the run directory knows nothing of this launch
 
     def report(self, code: int) -> bool:
@@ -60,7 +60,7 @@ class Ending:
             if self.begun and self.report(code):
                 log.info(f"report: {self.run.report}")
             if command := self.plan["config"].get("notify"):
-                self._notify(command, notification.of(self.run, self.plan, code, begun=self.begun, why=why))
+                self._notify(command, notification.payload(self.run, self.plan, code, begun=self.begun, why=why))
 
     def _notify(self, command: str, facts: dict[str, Any]) -> None:
         told = {

@@ -16,7 +16,7 @@ from training.core.errors import Exit
 from training.launcher import stop_signals
 from training.launcher.outcome import Outcome
 from training.launcher.recovery_policy import BY_ITSELF, CURES, Failure, GiveUp, Restart, changed_plan, remedy
-from training.launcher.stop_signals import Wishes
+from training.launcher.stop_signals import StopSignals
 
 SHOWN = 3  # failures in the last line
 
@@ -24,8 +24,8 @@ SHOWN = 3  # failures in the last line
 class Recovery:
     """Of one launch. `wanted`: where signals are noted that come between two attempts; without it, in a pause only."""
 
-    def __init__(self, run: rundir.RunDir, plan: dict[str, Any], wanted: Wishes | None = None) -> None:
-        self.run, self.plan, self._wishes = run, plan, wanted or Wishes()
+    def __init__(self, run: rundir.RunDir, plan: dict[str, Any], wanted: StopSignals | None = None) -> None:
+        self.run, self.plan, self._wishes = run, plan, wanted or StopSignals()
         self.restarts: list[dict[str, Any]] = []  # as in events.jsonl
         self.stopped: Exit | None = None  # asked to stop between two attempts
         self.given_up = ""  # why the last failure is the end, where restarts were asked for

@@ -135,7 +135,7 @@ def _smaller_batch(failure: Failure, plan: dict[str, Any]) -> Restart | GiveUp |
     if size is None:
         smaller = "a smaller --max_seq_len or --depth" if "memory" in plan else "smaller samples, or a smaller model"
         return GiveUp(f"device_batch_size is {now} already: try {smaller}")
-    who, unit = "a rank" if failure.rank is None else f"rank {failure.rank}", tasks.of(plan)["unit"]
+    who, unit = "a rank" if failure.rank is None else f"rank {failure.rank}", tasks.task_of(plan)["unit"]
     says = f"device_batch_size {now} → {size}, the same {total} {unit} per step with {now / size:g} × accumulation"
     return Restart(0, {"device_batch_size": size}, f"{who} was out of memory with {now}", says)
 
@@ -167,10 +167,10 @@ def changed_plan(plan: dict[str, Any], changes: dict[str, Any], why: str) -> dic
         assert split, "batch.smaller() gives divisors only"
         plan |= {
             "batch": asdict(split),
-            "device_batch_size": decisions.Choice(size, why).record(),
+            "device_batch_size": decisions.Decision(size, why).record(),
             "static_graph": decisions.static_graph(Config(**config), split.accumulation).record(),
         }
         if "memory" in plan:
-            load = replace(memory.Load(**plan["memory"]["load"]), sequences=size)
+            load = replace(memory.StepWorkload(**plan["memory"]["load"]), sequences=size)
             plan |= {"memory": plan["memory"] | memory.estimate(load).record() | {"load": asdict(load)}}
     return plan

@@ -18,10 +18,10 @@ from training.core import log
 from training.core.errors import Exit, Problem, UserError
 from training.core.failure_kinds import GONE
 from training.host import network, ports
-from training.host.placement import LOOPBACK, Place
-from training.launcher.json_socket import Broken, Message, Wire
-from training.launcher.local_ranks import Team, is_script, listen
-from training.launcher.peer_link import NAME, PEER_DIED, Line, Lost, Waiting
+from training.host.placement import LOOPBACK, Topology
+from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
+from training.launcher.local_ranks import LocalRanks, is_script, listen
+from training.launcher.peer_link import NAME, PEER_DIED, LostPeer, PeerLink, Waiting
 
 PROTOCOL = 3
 ANSWER_S = 2.0  # a stranger on the port does not answer at all
@@ -47,7 +47,7 @@ def differences(theirs: dict[str, Any], ours: dict[str, Any], node: int) -> list
     ]
 
 
-class Head(Line):
+class Coordinator(PeerLink):
     """Node 0."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
@@ -73,14 +73,14 @@ class Head(Line):
         while missing := [n for n in range(1, self.place.nnodes) if n not in self.wires]:
             names = f"node {', '.join(map(str, missing))} of {self.place.nnodes}"
             if waiting.seconds > seconds:
-                text = f"{names} did not come to {at} within {seconds:g} s (--meeting_timeout)"
+                text = f"{names} did not come to {at} within {seconds:g} s (--rendezvous_timeout)"
                 fixes = [f"on that machine: the same command with --node_rank={missing[0]} --master_addr={self.place.master_addr}"]
                 raise UserError(Problem(text, "", [*fixes, FIREWALL]), Exit.RESOURCES)
             waiting.say(f"{names} at {at}")
             self.store.settimeout(RETRY_S)
             with contextlib.suppress(TimeoutError):
                 connection, peer = self.store.accept()
-                self._greet(Wire(connection), peer[0])
+                self._greet(JsonSocket(connection), peer[0])
             for node in list(self.wires):
                 if why := self._hear(node):
                     log.warning(f"{why}; it may come again")
@@ -88,14 +88,14 @@ class Head(Line):
     def _hear(self, node: int) -> str:
         """Is this node ready? Says why when it is gone."""
         for message in self.read(node):
-            if isinstance(message.get("gone"), Lost):
+            if isinstance(message.get("gone"), LostPeer):
                 self._ready.discard(node)
                 return str(message["gone"].text)
             if "ready" in message:
                 self._ready.add(node)
         return ""
 
-    def _greet(self, wire: Wire, peer: str) -> None:
+    def _greet(self, wire: JsonSocket, peer: str) -> None:
         """Answer one that comes: a question, or a node that joins."""
         try:
             message = wire.receive(ANSWER_S)
@@ -114,7 +114,7 @@ class Head(Line):
                 return
             else:
                 wire.send({"run": self.plan["run_name"], "launch": self.plan["launch"]})
-        except (Broken, TimeoutError):  # a scanner, or one that gave up: it may come again
+        except (ConnectionLost, TimeoutError):  # a scanner, or one that gave up: it may come again
             pass
         wire.close()
 
@@ -128,7 +128,7 @@ class Head(Line):
         told = message.get("facts")
         return differences(told, facts(self.plan), node) if isinstance(told, dict) else ["it says nothing of its plan"]
 
-    def go(self) -> Team:
+    def go(self) -> LocalRanks:
         waiting = Waiting()
         while missing := [n for n in range(1, self.place.nnodes) if n not in self._ready]:
             waiting.say(f"{', '.join(map(self.name, missing))} to be ready", level=log.info)
@@ -145,7 +145,7 @@ class Head(Line):
         self._fresh()
         self.tell({"go": self.port})
         store = None if self.store.fileno() < 0 else self.store
-        return Team(range(local), self.plan["ranks"], self._bound or LOOPBACK, self.port, store)
+        return LocalRanks(range(local), self.plan["ranks"], self._bound or LOOPBACK, self.port, store)
 
     def decide(self, order: Message | None, stopped: int = 0) -> Message | None:
         if order is not None and (missing := self.missing()):
@@ -156,7 +156,7 @@ class Head(Line):
         return order
 
 
-class Member(Line):
+class Peer(PeerLink):
     """Another node."""
 
     def gather(self, seconds: float) -> None:
@@ -167,7 +167,7 @@ class Member(Line):
             raise _refused(answer, self.place)
         self.met(0, wire, self.place.master_addr, answer.get("host"))
 
-    def go(self) -> Team:
+    def go(self) -> LocalRanks:
         local, first = self.plan["local_ranks"], self.plan["local_ranks"] * self.place.node_rank
         self.tell({"ready": True})
         answer = self._await(("go", "left"), f"{self.name(0)} to start the ranks")
@@ -175,7 +175,7 @@ class Member(Line):
             why = answer["left"] if "left" in answer else answer["gone"].text
             raise UserError(Problem(f"before the start: {why}"), Exit.RESOURCES)
         self._fresh()
-        return Team(range(first, first + local), self.plan["ranks"], self.place.master_addr, int(answer["go"]))
+        return LocalRanks(range(first, first + local), self.plan["ranks"], self.place.master_addr, int(answer["go"]))
 
     def decide(self, order: Message | None, stopped: int = 0) -> Message | None:
         if not self.there(0):
@@ -193,15 +193,15 @@ class Member(Line):
             select.select([self.wires[0]], [], [], RETRY_S)
             messages = self.read(0)
             for i, message in enumerate(messages):
-                if isinstance(message.get("gone"), Lost) or any(key in message for key in keys):
+                if isinstance(message.get("gone"), LostPeer) or any(key in message for key in keys):
                     self.keep(0, messages[i + 1 :])
                     return message
-        return {"gone": Lost(0, GONE, PEER_DIED, f"{self.name(0)} is gone")}
+        return {"gone": LostPeer(0, GONE, PEER_DIED, f"{self.name(0)} is gone")}
 
 
 def ask(plan: dict[str, Any], seconds: float) -> tuple[str, str]:
     """(run name, launch) from node 0, which compares what this machine is going to do. Raises UserError."""
-    place = Place(**plan["place"])
+    place = Topology(**plan["place"])
     answer, wire = _until_answered(place, {"want": "run", "node": place.node_rank, "facts": facts(plan)}, seconds)
     wire.close()
     name, launch = answer.get("run"), answer.get("launch")
@@ -211,13 +211,13 @@ def ask(plan: dict[str, Any], seconds: float) -> tuple[str, str]:
     raise _refused(answer, place)
 
 
-def _refused(answer: Message, place: Place) -> UserError:
+def _refused(answer: Message, place: Topology) -> UserError:
     told = answer.get("refused")
     reasons = [str(text) for text in told] if isinstance(told, list) else ["no reason given"]
     return UserError([Problem(f"node 0 ({place.master_addr}) refuses node {place.node_rank}: {text}") for text in reasons])
 
 
-def _until_answered(place: Place, hello: Message, seconds: float) -> tuple[Message, Wire]:
+def _until_answered(place: Topology, hello: Message, seconds: float) -> tuple[Message, JsonSocket]:
     """Says after some seconds why nobody answers. Raises UserError (exit 3) at the end of the time."""
     waiting = Waiting()
     at = f"node 0 at {place.master_addr}:{place.master_port}"
@@ -230,12 +230,12 @@ def _until_answered(place: Place, hello: Message, seconds: float) -> tuple[Messa
                 return attempt
         if waiting.seconds > seconds:
             fixes = ["start node 0, or give its address: --master_addr=ADDRESS", FIREWALL]
-            raise UserError(Problem(f"{at} did not answer within {seconds:g} s (--meeting_timeout): {why}", "", fixes), Exit.RESOURCES)
+            raise UserError(Problem(f"{at} did not answer within {seconds:g} s (--rendezvous_timeout): {why}", "", fixes), Exit.RESOURCES)
         waiting.say(at, why)
         time.sleep(RETRY_S)
 
 
-def _attempts(place: Place, hello: Message) -> Iterator[tuple[Message, Wire] | str]:
+def _attempts(place: Topology, hello: Message) -> Iterator[tuple[Message, JsonSocket] | str]:
     """An answer, or why there is none: of the port, and of the next ones, where node 0 is when the first was taken."""
     for port in range(place.master_port, min(place.master_port + ports.TRIES, 65536)):
         try:
@@ -249,17 +249,17 @@ def _attempts(place: Place, hello: Message) -> Iterator[tuple[Message, Wire] | s
         except (TimeoutError, OSError) as error:
             yield f"it can not be reached ({getattr(error, 'strerror', None) or 'no answer'})"
             return
-        wire = Wire(connection)
+        wire = JsonSocket(connection)
         try:
             wire.send({"duet": PROTOCOL, **hello})
             yield wire.receive(ANSWER_S), wire
             return
-        except (Broken, TimeoutError):
+        except (ConnectionLost, TimeoutError):
             wire.close()
             yield "something else listens there"
 
 
-def line_of(plan: dict[str, Any]) -> Head | Member:
+def line_of(plan: dict[str, Any]) -> Coordinator | Peer:
     """This machine's end. Raises UserError when node 0 can not listen."""
-    opened: Callable[[dict[str, Any]], Head | Member] = Head if plan["place"]["node_rank"] == 0 else Member
+    opened: Callable[[dict[str, Any]], Coordinator | Peer] = Coordinator if plan["place"]["node_rank"] == 0 else Peer
     return opened(plan)

@@ -18,7 +18,7 @@ from pathlib import Path
 from training.config.resolve import INTERNAL
 from training.core import rundir
 from training.host import process, topology
-from training.launcher.local_ranks import Team
+from training.launcher.local_ranks import LocalRanks
 
 # What a rank tells of one start. Its log stays, and goes on.
 TOLD = re.compile(r"rank(\d+)\.(bin|error\.json|stacks|ended|sock)")
@@ -52,7 +52,7 @@ class Child:
         self.popen.send_signal(number)
 
 
-def remove_stale(run: rundir.RunDir, team: Team) -> None:
+def remove_stale(run: rundir.RunDir, team: LocalRanks) -> None:
     """What this machine's ranks told in an earlier start, and ranks that there are no more: it would be taken for this one's."""
     for path in [*run.heartbeats.glob("rank*"), *run.ranks.glob("rank*")]:
         known = TOLD.fullmatch(path.name)
@@ -67,7 +67,7 @@ def clean_environment(ours: bool) -> dict[str, str]:
     return {name: value for name, value in topology.clean(os.environ).items() if name not in private}
 
 
-def start_ranks(team: Team, command: list[str], token: str, *, ours: bool, terminal: bool) -> list[Child]:
+def start_ranks(team: LocalRanks, command: list[str], token: str, *, ours: bool, terminal: bool) -> list[Child]:
     """Start this machine's ranks. With `terminal`, its first gets a pseudo-terminal, so that it shows a progress bar."""
     children = []
     for rank in team.ranks:
@@ -79,7 +79,7 @@ def start_ranks(team: Team, command: list[str], token: str, *, ours: bool, termi
     return children
 
 
-def start_torchrun(team: Team, command: list[str], token: str, logs: Path, *, ours: bool) -> Child:
+def start_torchrun(team: LocalRanks, command: list[str], token: str, logs: Path, *, ours: bool) -> Child:
     """One torchrun that starts this machine's ranks; output of its first rank comes through, every rank's goes to `logs`."""
     count, nodes = len(team.ranks), team.world_size // len(team.ranks)
     if "python" in Path(command[0]).name:

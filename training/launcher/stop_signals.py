@@ -26,7 +26,7 @@ def name(number: int) -> str:
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
-class Wishes:
+class StopSignals:
     """While it is entered, such signals become bytes in a pipe (`fd`), where none is lost and none comes in the middle of something.
     It may be entered again inside. Who was asked to stop does that afterwards, however often he is asked."""
 
@@ -35,7 +35,7 @@ class Wishes:
         self._depth = 0
         self._asked = self._ends_work = False
 
-    def __enter__(self) -> Wishes:
+    def __enter__(self) -> StopSignals:
         self._depth += 1
         if self._depth == 1:
             self.fd, self._writer = os.pipe()

@@ -23,11 +23,11 @@ from training.host.torch_build import NO_LIBUV
 from training.launcher import failure_report, local_ranks, rendezvous
 from training.launcher.attempt import Attempt
 from training.launcher.outcome import Outcome
-from training.launcher.peer_link import Line
-from training.launcher.post_run import Ending
+from training.launcher.peer_link import PeerLink
+from training.launcher.post_run import PostRun
 from training.launcher.reaper import Guardian
 from training.launcher.recovery import Recovery
-from training.launcher.stop_signals import Wishes
+from training.launcher.stop_signals import StopSignals
 from training.plan import cli_args, writer
 from training.plan import training_plan as planner
 from training.trainer import prepared_cache, summary
@@ -47,14 +47,14 @@ def main(argv: list[str]) -> int:
     console.open_log(plan["log_file"])
     planner.announce(plan)
     rundir.write_json(run.supervisor, {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time(), "ranks": []})
-    ending = Ending(run, plan)
+    ending = PostRun(run, plan)
     code, why = _run(run, plan, stages, ending)
     if run.own == run.path:
         ending.close(code, why)
     return code
 
 
-def _run(run: rundir.RunDir, plan: dict[str, Any], stages: set[str], ending: Ending) -> tuple[int, str]:
+def _run(run: rundir.RunDir, plan: dict[str, Any], stages: set[str], ending: PostRun) -> tuple[int, str]:
     """The exit status, and what the user was told where no rank has ended the run."""
     try:
         with _line(run, plan) if plan["place"]["nnodes"] > 1 else nullcontext() as line:
@@ -74,7 +74,7 @@ def _run(run: rundir.RunDir, plan: dict[str, Any], stages: set[str], ending: End
         return Exit.INTERRUPTED, text
 
 
-def _line(run: rundir.RunDir, plan: dict[str, Any]) -> Line:
+def _line(run: rundir.RunDir, plan: dict[str, Any]) -> PeerLink:
     try:
         return rendezvous.line_of(plan)
     except UserError:
@@ -82,11 +82,11 @@ def _line(run: rundir.RunDir, plan: dict[str, Any]) -> Line:
         raise
 
 
-def _prepare(run: rundir.RunDir, plan: dict[str, Any], line: Line | None) -> None:
+def _prepare(run: rundir.RunDir, plan: dict[str, Any], line: PeerLink | None) -> None:
     """The other machines and the data. Raises UserError; then the run is as if it had never been asked for."""
     try:
         if line:
-            line.gather(plan["config"]["meeting_timeout"])
+            line.gather(plan["config"]["rendezvous_timeout"])
         if not local_ranks.is_script(plan) and tasks.reads_text(plan):
             prepared_cache.prepare(run, plan)
     except UserError:
@@ -94,7 +94,7 @@ def _prepare(run: rundir.RunDir, plan: dict[str, Any], line: Line | None) -> Non
         raise
 
 
-def _together(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, line: Line, token: str) -> int:
+def _together(run: rundir.RunDir, plan: dict[str, Any], ending: PostRun, line: PeerLink, token: str) -> int:
     """On several machines. They end together; when a rank fails anywhere, every machine stops, and node 0 decides what comes next."""
     recovery, first = Recovery(run, plan), run.own == run.path
     while True:
@@ -125,8 +125,8 @@ def _together(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, line: Li
             prepared_cache.prepare(run, plan)
 
 
-def _attempts(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, stages: set[str], token: str) -> int:
-    with Wishes() as wishes:
+def _attempts(run: rundir.RunDir, plan: dict[str, Any], ending: PostRun, stages: set[str], token: str) -> int:
+    with StopSignals() as wishes:
         recovery = Recovery(run, plan, wishes)
         while True:
             attempt = Attempt(run, plan, local_ranks.alone(plan), token, wanted=wishes)
@@ -226,7 +226,7 @@ def _node_end(run: rundir.RunDir, code: int, outcome: Outcome) -> int:
     return code
 
 
-def _regular_end(run: rundir.RunDir, plan: dict[str, Any], ending: Ending, outcome: Outcome, recovered: str = "") -> int:
+def _regular_end(run: rundir.RunDir, plan: dict[str, Any], ending: PostRun, outcome: Outcome, recovered: str = "") -> int:
     code = failure_report.exit_code(outcome)
     if local_ranks.is_script(plan):
         return _script_end(run, plan, code, outcome)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from training.core import heartbeat, phases
 from training.core.errors import Exit
-from training.core.heartbeat import STEP_PHASES, Beat
+from training.core.heartbeat import STEP_PHASES, HeartbeatRecord
 from training.core.phase_timeouts import FIRST_STEPS, OWN
-from training.watchdog.hang_report import HANG, Finding
+from training.watchdog.hang_report import HANG, HangFinding
 from training.watchdog.probes import procfs
 from training.watchdog.start import RanksWatch
 
@@ -33,14 +33,14 @@ def grace_s(guilty: tuple[int | None, int] | None) -> float:
     return SHORT_GRACE_S if -status in EXPLAINED else PEER_GRACE_S
 
 
-def silent(beats: Sequence[Beat], asked: Exit, watch: RanksWatch) -> bool:
+def silent(beats: Sequence[HeartbeatRecord], asked: Exit, watch: RanksWatch) -> bool:
     """After a wish to stop: does nobody do anything about it? Whoever saves may take his time."""
     if any(beat.phase in SAVING for beat in beats):
         return min(beat.age_s for beat in beats) > SAVING_S
     return all(beat.age_s > patience_s(beat, asked, watch) for beat in beats)
 
 
-def patience_s(beat: Beat, asked: Exit, watch: RanksWatch) -> float:
+def patience_s(beat: HeartbeatRecord, asked: Exit, watch: RanksWatch) -> float:
     """With a rank that was asked to stop. Ctrl-C is a person's, who can insist; a scheduler can not, and the steps since the last
     checkpoint would be lost: then a phase that is slow by nature gets its whole budget."""
     usual = max(STALL_S, watch.patience_s(beat))
@@ -51,14 +51,14 @@ def patience_s(beat: Beat, asked: Exit, watch: RanksWatch) -> float:
     return max(usual, budget if first or heartbeat.kind(beat.phase) in OWN else min(budget, NOTICE_S))
 
 
-def still_s(beats: Sequence[Beat], watch: RanksWatch) -> float:
+def still_s(beats: Sequence[HeartbeatRecord], watch: RanksWatch) -> float:
     """For how long all ranks here have waited for others, and longer than they usually do. One that evaluates, saves or fetches data
     may be in its phase for long by itself."""
     working = [beat for beat in beats if beat.phase != heartbeat.FINISHED]
     return min((beat.age_s if _waits_too_long(beat, watch) else 0.0 for beat in working), default=0.0)
 
 
-def _waits_too_long(beat: Beat, watch: RanksWatch) -> bool:
+def _waits_too_long(beat: HeartbeatRecord, watch: RanksWatch) -> bool:
     by_itself = heartbeat.kind(beat.phase) in OWN or (beat.phase in STEP_PHASES and beat.step < beat.first_step + FIRST_STEPS)
     return phases.waits(beat.phase) and beat.age_s > (watch.budget_s(beat) if by_itself else watch.patience_s(beat))
 
@@ -71,7 +71,7 @@ class Gone:
         self._limit_s = max(floor_s, GONE_S)
         self._since: dict[int, float] = {}  # pid → when it was first seen to be gone
 
-    def look(self, beats: Sequence[Beat]) -> Finding | None:
+    def look(self, beats: Sequence[HeartbeatRecord]) -> HangFinding | None:
         """`beats`: of this machine's ranks, read before this call. What a rank wrote last may be newer: the next look has it."""
         now = time.monotonic()
         left = {beat.pid: beat for beat in beats if beat.phase != heartbeat.FINISHED and has_left(beat)}
@@ -79,16 +79,16 @@ class Gone:
         for pid, beat in left.items():
             if now - self._since[pid] > GONE_S and beat.age_s > self._limit_s:
                 waiting = {b.rank: str(b) for b in beats if b.rank != beat.rank}
-                return Finding(HANG, beat.rank, None, "is gone in the middle of its work", waiting, {}, beat.age_s, str(beat))
+                return HangFinding(HANG, beat.rank, None, "is gone in the middle of its work", waiting, {}, beat.age_s, str(beat))
         return None
 
 
-def has_left(beat: Beat) -> bool:
+def has_left(beat: HeartbeatRecord) -> bool:
     """Of this machine. Only what is certain: a /proc that cannot be read proves nothing."""
-    process = procfs.look(beat.pid)
+    process = procfs.read_process(beat.pid)
     return process.state in "ZX" if process else not Path(f"/proc/{beat.pid}").exists()
 
 
 def unkillable(name: str, pid: int) -> str:
-    place = (process := procfs.look(pid)) and process.waits_in
+    place = (process := procfs.read_process(pid)) and process.waits_in
     return f"{name} (pid {pid}) can not be ended: it is blocked in the kernel{f' ({place})' if place else ''}"

@@ -20,7 +20,7 @@ GIB = 1 << 30
 _LONG_PHASES = ("evaluation", "checkpoint", "gather state", "sample", "compil", "preparing", "creating data")
 
 
-def of(state: State) -> list[State]:
+def active_alerts(state: State) -> list[State]:
     """[{"text", "rank", "gpu"}]: only of a run that is alive."""
     if state["run"]["state"] not in ("starting", "running"):
         return []
@@ -49,7 +49,7 @@ def _numbers_of(ranks: list[int]) -> str:
 
 def _slow_ranks(state: State) -> list[State]:
     found = []
-    own = {r["rank"]: r["own_ms_median"] for r in state["ranks"] if r.get("own_ms_median") is not None}
+    own = {r["rank"]: r["compute_ms_median"] for r in state["ranks"] if r.get("compute_ms_median") is not None}
     for rank, value in own.items() if state["training"].get("steps_measured", 0) >= MEASURED_STEPS else ():
         others = [v for r, v in own.items() if r != rank]
         usual = statistics.median(others) if others else 0.0

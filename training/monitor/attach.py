@@ -19,21 +19,21 @@ from typing import Any
 
 from training.core import find_run, heartbeat, log, rundir
 from training.core.errors import Exit, Problem, UserError
-from training.core.find_run import EXPERIMENTS, LATEST, Asker
-from training.core.heartbeat import Beat
+from training.core.find_run import EXPERIMENTS, LATEST, RunSelector
+from training.core.heartbeat import HeartbeatRecord
 from training.core.project import ROOT
 from training.host import program
 from training.watchdog import discovery, heartbeat_watchdog, stall_detector
-from training.watchdog.hang_report import Finding
+from training.watchdog.hang_report import HangFinding
 from training.watchdog.probes import procfs
-from training.watchdog.probes.sampling import Course, Sample, courses, take
+from training.watchdog.probes.sampling import RankTrace, Sample, courses, take
 from training.watchdog.probes.stacks import Stack, in_collective, own
 
 LOOK_S, LOOKS = 1.0, 4
 CONFIRM_S = 4.0  # what looks like a standstill is looked at for so long again: a second without a move happens to anybody
 STATES = {"R": "running", "S": "sleeping", "D": "blocked in I/O", "T": "stopped", "t": "held by a debugger"}
 FLAGS = ("pid", "run")
-ASKER = Asker("--run", f"{discovery.COMMAND} --run=", f"{discovery.COMMAND} --run={LATEST}")
+ASKER = RunSelector("--run", f"{discovery.COMMAND} --run=", f"{discovery.COMMAND} --run={LATEST}")
 TAKES_VALUE = {"pid": True, "run": True, "json": False, "help": False}
 
 
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     try:
         samples = _looks(found, LOOK_S)
         verdict = _verdict(samples)
-        if isinstance(verdict, Finding):
+        if isinstance(verdict, HangFinding):
             again = _looks(found, CONFIRM_S)
             samples, verdict = again, _verdict([*samples, *again])
         if folder and (better := _by_heartbeat(rundir.RunDir(folder), found)):
@@ -121,12 +121,12 @@ def _looks(pids: dict[int, int], seconds: float) -> list[Sample]:
     return samples
 
 
-def _verdict(samples: list[Sample]) -> Finding | str:
+def _verdict(samples: list[Sample]) -> HangFinding | str:
     # No burst: a few seconds do not tell an endless loop from work.
-    return stall_detector.judge(samples, {})
+    return stall_detector.detect_stall(samples, {})
 
 
-def _by_heartbeat(run: rundir.RunDir, pids: dict[int, int]) -> Finding | None:
+def _by_heartbeat(run: rundir.RunDir, pids: dict[int, int]) -> HangFinding | None:
     """What a run of ours tells of itself: who is behind in which phase, and for how long compared to what is usual."""
     plan = rundir.read_json(run.plan)
     if plan is None or "compile" not in plan or not heartbeat.read_all(run.heartbeats, pids):
@@ -134,8 +134,8 @@ def _by_heartbeat(run: rundir.RunDir, pids: dict[int, int]) -> Finding | None:
     return heartbeat_watchdog.look_once(run, plan, pids, CONFIRM_S)
 
 
-def _say(verdict: Finding | str) -> tuple[Exit, str]:
-    if isinstance(verdict, Finding):
+def _say(verdict: HangFinding | str) -> tuple[Exit, str]:
+    if isinstance(verdict, HangFinding):
         where = f"\n    where   {verdict.where}" if verdict.where else ""
         others = f"\n    others  {verdict.others()}" if verdict.waiting else ""
         return Exit.HANG, f"{verdict.sentence()}{where}{others}"
@@ -148,7 +148,7 @@ def _say(verdict: Finding | str) -> tuple[Exit, str]:
     return Exit.DONE, f"no standstill: {verdict}"
 
 
-def _record(verdict: Finding | str) -> dict[str, Any] | None:
+def _record(verdict: HangFinding | str) -> dict[str, Any] | None:
     if isinstance(verdict, str):
         return None
     waiting = {str(rank): place for rank, place in verdict.waiting.items()}
@@ -162,7 +162,7 @@ def _record(verdict: Finding | str) -> dict[str, Any] | None:
     }
 
 
-def _facts(c: Course, beat: Beat | None) -> dict[str, Any]:
+def _facts(c: RankTrace, beat: HeartbeatRecord | None) -> dict[str, Any]:
     process, stack = c.last.process, c.last.stack
     main = c.last.main
     frame = own(main.frames) if main else None

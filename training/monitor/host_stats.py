@@ -83,7 +83,7 @@ class Gpus:
     """NVML, asked by a thread of its own: a driver that hangs, as after some hardware faults, must not stop the monitor."""
 
     def __init__(self) -> None:
-        self._answer = gpus.Machine((), "not asked yet")
+        self._answer = gpus.GpuInventory((), "not asked yet")
         self._asked = 0.0
         self._thread: threading.Thread | None = None
 
@@ -94,22 +94,22 @@ class Gpus:
             self._thread = threading.Thread(target=self._look, daemon=True)
             self._thread.start()
 
-    def answer(self, patience_s: float) -> gpus.Machine:
+    def answer(self, patience_s: float) -> gpus.GpuInventory:
         """All GPUs of the machine, whatever this shell's CUDA_VISIBLE_DEVICES says; the last answer if none comes in time."""
         if self._thread is not None:
             self._thread.join(patience_s)
             if self._thread.is_alive():
                 waited = time.monotonic() - self._asked
-                return gpus.Machine(self._answer.gpus, f"the NVIDIA driver has not answered for {waited:.1f} s")
+                return gpus.GpuInventory(self._answer.gpus, f"the NVIDIA driver has not answered for {waited:.1f} s")
         return self._answer
 
     def _look(self) -> None:
         try:
-            self._answer = gpus.look({})
+            self._answer = gpus.inventory({})
         except ImportError:
-            self._answer = gpus.Machine((), "nvidia-ml-py is not installed")
+            self._answer = gpus.GpuInventory((), "nvidia-ml-py is not installed")
         except Exception as error:
-            self._answer = gpus.Machine((), f"the NVIDIA driver does not answer: {error}")
+            self._answer = gpus.GpuInventory((), f"the NVIDIA driver does not answer: {error}")
 
 
 class Shared:
@@ -117,14 +117,14 @@ class Shared:
 
     def __init__(self, hold_s: float = 0.0) -> None:
         self._host, self._gpus, self._hold_s = Host(), Gpus(), hold_s
-        self._known: tuple[gpus.Machine, dict[str, Any]] | None = None
+        self._known: tuple[gpus.GpuInventory, dict[str, Any]] | None = None
         self._at = 0.0
 
     def ask(self) -> None:
         if not self._fresh():
             self._gpus.ask()
 
-    def answer(self, patience_s: float, folder: Path) -> tuple[gpus.Machine, dict[str, Any]]:
+    def answer(self, patience_s: float, folder: Path) -> tuple[gpus.GpuInventory, dict[str, Any]]:
         """(GPUs, CPU and memory and the disk of this folder)."""
         if self._known is None or not self._fresh():
             self._known = self._gpus.answer(patience_s), self._host.look(folder)
@@ -135,7 +135,7 @@ class Shared:
         return self._known is not None and time.monotonic() - self._at < self._hold_s
 
 
-def gpu_records(machine: gpus.Machine, family: set[int], planned: set[str]) -> list[dict[str, Any]]:
+def gpu_records(machine: gpus.GpuInventory, family: set[int], planned: set[str]) -> list[dict[str, Any]]:
     """GPUs as plain dicts; `family`: pids of the run, `planned`: uuids of its GPUs."""
     return [
         {

@@ -11,9 +11,9 @@ from training.core import units
 from training.core.errors import Exit
 from training.core.rundir import RunDir
 from training.monitor import pages, term_text
-from training.monitor.pages import Diagnosis, GpuDetails, Help, Log, Overview, Page, Runs
+from training.monitor.pages import Diagnosis, GpuDetails, Help, Log, Overview, Runs, ScreenPage
 from training.monitor.screen import View, one_line, screen
-from training.monitor.state import ENDED, FINISHED, Source, State, Watch
+from training.monitor.state import ENDED, FINISHED, RunWatch, State, StateSource
 from training.monitor.terminal import ESCAPE, RESIZED, RETURN, Quit, Terminal, print_screen, size
 
 # A supervisor that is still there after the end may be writing its last lines, or about to start the ranks again.
@@ -29,9 +29,9 @@ RUNS_KEYS = "q quit  ? help  p pause  Return opens the marked run  +/- every {} 
 class Live:
     """`newer`: what takes the place of a source that has ended; None as long as there is nothing newer."""
 
-    def __init__(self, source: Source, interval_s: float, *, ascii_only: bool, follow_exit: bool) -> None:
+    def __init__(self, source: StateSource, interval_s: float, *, ascii_only: bool, follow_exit: bool) -> None:
         self.source, self.interval_s, self.ascii_only, self.follow_exit = source, interval_s, ascii_only, follow_exit
-        self.newer: Callable[[Source], Source | None] = lambda shown: None
+        self.newer: Callable[[StateSource], StateSource | None] = lambda shown: None
         self._first = source
         self._paused = False
         self._ended: float | None = None  # when the end was first seen
@@ -39,7 +39,7 @@ class Live:
     def go(self) -> int:
         """Until the user leaves, or, with follow_exit, the run has ended. Raises KeyboardInterrupt (Ctrl-C), SystemExit (TERM, HUP)."""
         self.state = self.source.read(FIRST_PATIENCE_S)
-        self.page: Page = self._home()
+        self.page: ScreenPage = self._home()
         with contextlib.suppress(Quit), Terminal() as self.terminal:
             try:
                 self._watch()
@@ -90,7 +90,7 @@ class Live:
     def _runs(self) -> bool:
         return "runs" in self.state
 
-    def _home(self) -> Page:
+    def _home(self) -> ScreenPage:
         return Runs() if self._runs else Overview()
 
     def _key(self, key: str) -> bool:
@@ -106,7 +106,7 @@ class Live:
         elif key in ("?", "h"):
             self._show(Help)
         elif key == RETURN and isinstance(self.page, Runs) and self.state["runs"]:
-            self.source = Watch(RunDir(self.page.marked))
+            self.source = RunWatch(RunDir(self.page.marked))
             self.state = self.source.read()
             self._turn(Overview())
         elif key == ESCAPE and isinstance(self.page, Overview) and self.source is not self._first:
@@ -129,7 +129,7 @@ class Live:
         """The same key leads there and back."""
         self._turn(self._home() if type(self.page) is kind else kind())
 
-    def _turn(self, page: Page) -> None:
+    def _turn(self, page: ScreenPage) -> None:
         self.page.close()
         self.page = page
 
@@ -150,7 +150,7 @@ class Live:
         self.terminal.paint(self.page.lines(self.state, View(width, height, self.terminal.colour, self.ascii_only, footer)))
 
 
-def lines(source: Source, interval_s: float, *, ascii_only: bool, follow_exit: bool) -> State:
+def lines(source: StateSource, interval_s: float, *, ascii_only: bool, follow_exit: bool) -> State:
     """Output that is no terminal: one plain line a look, of every living run. Returns the last state, of a run that has ended."""
     ended: float | None = None
     while True:

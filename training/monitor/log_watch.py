@@ -13,7 +13,7 @@ from pathlib import Path
 from training.core.errors import Problem, UserError
 from training.core.units import clock, duration
 from training.diagnose.log_parsers import end_detection
-from training.diagnose.log_parsers.log_metrics import Figures
+from training.diagnose.log_parsers.log_metrics import LogMetrics
 from training.monitor import alerts, host_stats
 from training.monitor.state import CURVE_POINTS, FAILED, FINISHED, GPU_PATIENCE_S, LOG_LINES, RUNNING, SCHEMA_VERSION, STARTING, State
 
@@ -29,7 +29,7 @@ class LogWatch:
     def __init__(self, log: Path, shared: host_stats.Shared | None = None) -> None:
         _readable(log)
         self.log = log
-        self._figures = Figures(log)
+        self._figures = LogMetrics(log)
         self._machine = shared or host_stats.Shared()
 
     def read(self, patience_s: float = GPU_PATIENCE_S) -> State:
@@ -80,7 +80,7 @@ class LogWatch:
             "summary": None,
             "failure": None,
         }
-        return seen | {"alerts": alerts.of(seen)}
+        return seen | {"alerts": alerts.active_alerts(seen)}
 
     def _judge(self, writers: list[int], grown: bool, now: float) -> tuple[str, str | None]:
         """The state, and why where that is not plain."""

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from training.core import find_run, project
 from training.core.errors import Problem, UserError
-from training.core.find_run import FIRST_RUN, Asker
+from training.core.find_run import FIRST_RUN, RunSelector
 from training.core.rundir import RunDir
 
 LOGS = "logs"
 COMMAND = "./monitor_training.sh"
-ASKER = Asker("--run", f"{COMMAND} --run=", COMMAND)
+ASKER = RunSelector("--run", f"{COMMAND} --run=", COMMAND)
 TAKES_VALUE = {"log": True, "run": True, "all": False, "interval": True, "once": False, "json": False, "follow-exit": False}
 TAKES_VALUE |= {"prometheus": True, "ascii": False, "help": False}
 INTERVAL_S = (0.2, 3600.0)
@@ -25,7 +25,7 @@ _RUN_LINE = re.compile(rb"\[INFO\] \d{4}-\d\d-\d\d \d\d:\d\d:\d\d run directory:
 
 
 @dataclass
-class Options:
+class MonitorOptions:
     """A checked command line; `run` and `log` as typed."""
 
     log: str | None = None
@@ -41,9 +41,9 @@ class Options:
     problems: list[Problem] = field(default_factory=list)
 
 
-def parse(argv: list[str]) -> Options:
+def parse(argv: list[str]) -> MonitorOptions:
     """Raises UserError with all problems at once."""
-    options, rest = Options(), list(argv)
+    options, rest = MonitorOptions(), list(argv)
     while rest:
         word = rest.pop(0)
         if word == "-h":
@@ -74,7 +74,7 @@ def parse(argv: list[str]) -> Options:
     return options
 
 
-def _contradictions(options: Options) -> list[Problem]:
+def _contradictions(options: MonitorOptions) -> list[Problem]:
     problems = []
     named = [(n, v) for n, v in (("run", options.run), ("log", options.log)) if v is not None]
     if len(named) == 2:
@@ -108,7 +108,7 @@ def _without_flag(word: str) -> Problem:
     return Problem(what, allowed, [f"{COMMAND} --run={shlex.quote(word)}"])
 
 
-def _set(options: Options, name: str, value: str) -> None:
+def _set(options: MonitorOptions, name: str, value: str) -> None:
     if name == "interval":
         _set_interval(options, value)
     elif name == "prometheus":
@@ -120,7 +120,7 @@ def _set(options: Options, name: str, value: str) -> None:
         setattr(options, name.replace("-", "_"), value if TAKES_VALUE[name] else True)
 
 
-def _set_interval(options: Options, value: str) -> None:
+def _set_interval(options: MonitorOptions, value: str) -> None:
     try:
         seconds = float(value)
     except ValueError:
@@ -133,7 +133,7 @@ def _set_interval(options: Options, value: str) -> None:
         options.problems.append(Problem(f"--interval is {value!r}", allowed, [f"{COMMAND} --interval={nearest:g}"]))
 
 
-def find(options: Options, root: Path) -> tuple[RunDir | None, Path | None]:
+def find(options: MonitorOptions, root: Path) -> tuple[RunDir | None, Path | None]:
     """The run that is meant, and the log to show when one was named; (None, log) for a log of another program. Raises UserError."""
     experiments = root / find_run.EXPERIMENTS
     if options.run is not None:

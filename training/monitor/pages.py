@@ -44,7 +44,7 @@ A line with ! needs your attention.
 """
 
 
-class Page(ABC):
+class ScreenPage(ABC):
     """`lines` draws, `key` may take a key and says whether it did."""
 
     @abstractmethod
@@ -57,12 +57,12 @@ class Page(ABC):
         pass
 
 
-class Overview(Page):
+class Overview(ScreenPage):
     def lines(self, state: State, view: View) -> list[str]:
         return overview.screen(state, view)
 
 
-class Scrolled(Page):
+class Scrolled(ScreenPage):
     """Text longer than the screen; it begins at its end when `from_end`."""
 
     from_end = False
@@ -162,7 +162,7 @@ class Diagnosis(Scrolled):
         self._out.close()
 
 
-class Runs(Page):
+class Runs(ScreenPage):
     """The table of all runs, one of them marked: by its folder, since runs come and go."""
 
     def __init__(self, marked: str = "") -> None:

@@ -119,7 +119,7 @@ OF_A_RUN = [
     Metric("duet_run_state", ("state",), "1 for the state that the run is in, 0 for the others.", _states),
     Metric("duet_run_failure_info", ("cause", "rank"), "Why a failed run failed, and on which rank.", _failure, "info"),
     Metric("duet_run_alerts", (), "Number of things that the monitor warns of now: its screen says which.", _alerts),
-    Metric("duet_look_timestamp_seconds", (), "When the monitor looked: what is told is of that moment.", _run("time_unix_s")),
+    Metric("duet_last_update_timestamp_seconds", (), "When the monitor looked: what is told is of that moment.", _run("time_unix_s")),
     Metric("duet_run_start_timestamp_seconds", (), "When the run was planned.", _run("run", "started_unix_s")),
     Metric("duet_run_end_timestamp_seconds", (), "When the run ended.", _run("run", "ended_unix_s")),
     Metric("duet_ranks", (), "Number of ranks.", _run("run", "ranks")),
@@ -172,7 +172,7 @@ OF_A_RUN = [
         "duet_rank_own_seconds",
         ("rank",),
         "This rank's own time in a step, without waiting for others: median of 100.",
-        _each("ranks", "rank", "own_ms_median", 1e-3),
+        _each("ranks", "rank", "compute_ms_median", 1e-3),
     ),
     Metric(
         "duet_rank_memory_bytes", ("rank",), "Peak GPU memory of this rank; on the CPU its memory.", _each("ranks", "rank", "memory_bytes")

@@ -13,20 +13,20 @@ from training.core.rundir import RunDir
 from training.monitor import host_stats, tables, term_text
 from training.monitor.screen import View, finish
 from training.monitor.sections import BADGES, loss
-from training.monitor.state import ENDED, GPU_PATIENCE_S, SCHEMA_VERSION, State, Watch
+from training.monitor.state import ENDED, GPU_PATIENCE_S, SCHEMA_VERSION, RunWatch, State
 from training.monitor.term_text import Line
 
 MOST = 100  # runs, the newest ones
 HOLD_S = 0.15  # all runs are looked at within it
 
 
-class Fleet:
+class RunTable:
     """Looks at every run of the folder again and again; one that has ended is looked at once."""
 
     def __init__(self, experiments: Path) -> None:
         self.experiments = experiments
         self._machine = host_stats.Shared(HOLD_S)
-        self._watches: dict[Path, Watch] = {}
+        self._watches: dict[Path, RunWatch] = {}
         self._ended: dict[Path, tuple[int, State]] = {}  # when it was planned
         self._gone: dict[Path, int] = {}  # of older runs: when one was planned that no longer lives
 
@@ -70,7 +70,7 @@ class Fleet:
         known = self._ended.get(path)
         if known and known[0] == planned:
             return known[1]
-        watch = self._watches.setdefault(path, Watch(RunDir(path), shared=self._machine))
+        watch = self._watches.setdefault(path, RunWatch(RunDir(path), shared=self._machine))
         state = watch.read(patience_s)
         if state["run"]["state"] in ENDED and not state["run"]["supervisor_alive"]:
             self._ended[path] = planned, state

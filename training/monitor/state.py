@@ -16,7 +16,7 @@ from training.monitor import alerts, host_stats
 from training.monitor.history import History
 
 if TYPE_CHECKING:
-    from training.diagnose.log_parsers.log_metrics import Figures, ScriptFigures
+    from training.diagnose.log_parsers.log_metrics import LogMetrics, ScriptFigures
 
 SCHEMA_VERSION = 2
 STARTING, RUNNING, FINISHED, STOPPED, FAILED, DIED = "starting", "running", "finished", "stopped", "failed", "died"
@@ -28,13 +28,13 @@ CURVE_POINTS, LOG_LINES, WARNINGS = 240, 20, 20
 State = dict[str, Any]
 
 
-class Source(Protocol):
+class StateSource(Protocol):
     """What can be looked at again and again: a run, a log, all runs. `patience_s`: how long the GPU driver may keep it waiting."""
 
     def read(self, patience_s: float = GPU_PATIENCE_S) -> State: ...
 
 
-class Watch:
+class RunWatch:
     """Looks at one run again and again; keeps what was read, so that a look costs only what is new."""
 
     def __init__(self, run: rundir.RunDir, log: Path | None = None, shared: host_stats.Shared | None = None) -> None:
@@ -42,7 +42,7 @@ class Watch:
         self._history, self._events = History(run.metrics), Tail(run.events)
         self._warnings: deque[dict[str, Any]] = deque(maxlen=WARNINGS)
         self._restarts: list[float] = []
-        self._beats: dict[int, heartbeat.Beat] = {}  # the last of each rank
+        self._beats: dict[int, heartbeat.HeartbeatRecord] = {}  # the last of each rank
         self._warned = 0
         self._total: int | None = None  # steps, as the newest start has said
         self._epochs: int | None = None  # the same
@@ -125,9 +125,9 @@ class Watch:
         }
         if alerts.no_step_s(seen) is not None:
             seen["progress"]["eta_s"] = None  # nobody knows
-        return seen | {"alerts": alerts.of(seen)}
+        return seen | {"alerts": alerts.active_alerts(seen)}
 
-    def _told(self, plan: State | None) -> Figures | None:
+    def _told(self, plan: State | None) -> LogMetrics | None:
         """What somebody's own script has printed of its training; a task of ours keeps records."""
         if script_of(plan) is None:
             return None
@@ -137,7 +137,7 @@ class Watch:
             self._script = ScriptFigures(self.run.ranks)
         return self._script.read()
 
-    def _of_script(self, told: Figures, state: str, took: float | None) -> State:
+    def _of_script(self, told: LogMetrics, state: str, took: float | None) -> State:
         progress = told.progress(running=state == RUNNING)
         return {
             "progress": progress if progress["scope"] == "epoch" else progress | {"elapsed_s": took},
@@ -157,10 +157,10 @@ class Watch:
 
     def _add_shares(self, ranks: list[dict[str, Any]]) -> None:
         """What rank 0 recorded of every rank."""
-        own, memory = self._history.of_ranks("own_ms"), self._history.of_ranks("memory_bytes")
+        own, memory = self._history.of_ranks("compute_ms"), self._history.of_ranks("memory_bytes")
         for rank in ranks:
             number = rank["rank"]
-            rank["own_ms_median"] = own[number] if number < len(own) else None
+            rank["compute_ms_median"] = own[number] if number < len(own) else None
             rank["memory_bytes"] = memory[number] if number < len(memory) else None
 
     def _read_events(self) -> None:

@@ -28,12 +28,12 @@ def ranks(state: State, width: int, rows: int) -> list[Line]:
         shown, others = sorted(urgent[: rows - 2], key=lambda r: r["rank"]), urgent[rows - 2 :]
     # Nothing is ever heard of a script's ranks: they have no heartbeat.
     unheard = "-" if ended or state["run"].get("program") else "nothing heard yet"
-    shares = width >= SHARES_FROM and any(r["own_ms_median"] is not None for r in every)
+    shares = width >= SHARES_FROM and any(r["compute_ms_median"] is not None for r in every)
     titles = f" {'OWN WORK':>9} {'MEMORY':>9}" if shares else ""
     lines: list[Line] = [[(f"RANK {'PID':>8} {'STEP':>8}{titles} {'LAST BEAT':>10}  DOING", "dim")]]
     for r in shown:
         step = f"{r['step']:,}" if r["step"] is not None else "-"
-        mine = f" {units.milliseconds(r['own_ms_median']):>9} {units.gib(r['memory_bytes']):>5} GiB" if shares else ""
+        mine = f" {units.milliseconds(r['compute_ms_median']):>9} {units.gib(r['memory_bytes']):>5} GiB" if shares else ""
         line: Line = [(f"{r['rank']:>4} {r['pid'] or '-':>8} {step:>8}{mine} ", "")]
         line.append((f"{_age(r, ended):>10}", "bad" if r["late"] else ""))
         line.append(("  " + term_text.clean(r["doing"] or unheard), "bad" if r["late"] else ""))

@@ -11,18 +11,18 @@ from typing import Any
 
 from training.core.errors import Exit, UserError
 from training.host import decisions, env_vars, p2p_cache, packages
-from training.host.gpus import Machine
+from training.host.gpus import GpuInventory
 from training.host.placement import LOCAL, RANK
 from training.host.torch_build import TorchBuild
 from training.plan import preflight
-from training.plan.request import Launch, Request
+from training.plan.request import LaunchRequest, Request
 
 SCHEMA_VERSION = 1
 Plan = dict[str, Any]
 
 
 def start(
-    request: Launch, machine: Machine, torch: TorchBuild | None, device: decisions.Choice, environ: Mapping[str, str]
+    request: LaunchRequest, machine: GpuInventory, torch: TorchBuild | None, device: decisions.Decision, environ: Mapping[str, str]
 ) -> tuple[Plan, list[preflight.Check]]:
     """The fields of every plan, with its first two sentences and notes, and the checks of the meeting point."""
     config, place, ranks, local = request.config, request.place, request.ranks, request.local_ranks
@@ -66,7 +66,7 @@ def start(
     }, [check] if check else []
 
 
-def _not_installed(request: Launch) -> list[str]:
+def _not_installed(request: LaunchRequest) -> list[str]:
     """One note on what is off in this run because an optional package is not installed, or on the installation that it begins with."""
     if not request.installed:
         return ["the first start makes the environment .venv: torch and the other packages of requirements.lock, some minutes"]
@@ -76,7 +76,7 @@ def _not_installed(request: Launch) -> list[str]:
     return [text] if text else []
 
 
-def refuse_errors(request: Launch, checks: list[preflight.Check]) -> None:
+def refuse_errors(request: LaunchRequest, checks: list[preflight.Check]) -> None:
     """Raises UserError (exit 3) when the machine can not do it; a report (--dry_run, --check) shows it instead."""
     problems = [c.problem() for c in checks if c.status == preflight.ERROR]
     if problems and not (request.dry_run or request.check):

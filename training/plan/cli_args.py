@@ -27,14 +27,14 @@ NUMBERS = {"one": "N=1", "three": "N=3", "four": "N=4", "eight": "N=8"}  # as th
 
 
 @dataclass
-class Asked:
+class ParsedArgs:
     """Everything that is said, with the fields of the task that it is about."""
 
     line: flags.CommandLine
     typed: int  # ranks; 0: a wrong number
     config_file: Path | None
-    file: loader.Loaded
-    kind: tasks.Kind
+    file: loader.ConfigFile
+    kind: tasks.TaskSpec
     resolved: resolve.Resolved
     experiments: Path
     resumed: loader.Values = field(default_factory=dict)  # the configuration of the run to resume
@@ -58,7 +58,7 @@ class Asked:
         return [f"resumed run wins over {self.config_file}: {', '.join(f'{n} stays {resumed[n][0]}' for n in changed)}"] if changed else []
 
 
-def look(script: str, args: list[str], environ: Mapping[str, str]) -> Asked:
+def parse_args(script: str, args: list[str], environ: Mapping[str, str]) -> ParsedArgs:
     """Read all of it. Problems are in the answer."""
     first = _look(script, args, environ, tasks.everything())  # with the fields of all tasks: which one it is decides what is allowed
     named, origin = first.resolved.config.task, first.resolved.origins["task"]
@@ -70,14 +70,14 @@ def look(script: str, args: list[str], environ: Mapping[str, str]) -> Asked:
     return asked
 
 
-def _look(script: str, args: list[str], environ: Mapping[str, str], fields: Known) -> Asked:
+def _look(script: str, args: list[str], environ: Mapping[str, str], fields: Known) -> ParsedArgs:
     line = flags.parse(args, fields)
     problems, positional = list(line.problems), list(line.positional)
     typed = SCRIPTS[script] or number_of_ranks(line, positional, problems)
     config_file = _config_file(script, line, positional, problems, environ)
     if config_file and (what := program.kind(config_file, fields)) != program.CONFIG:
         raise UserError(_program(script, line, args, typed, config_file, what))
-    file = loader.read(config_file, tasks.CONFIG_READERS, typed) if config_file else loader.Loaded()
+    file = loader.read(config_file, tasks.CONFIG_READERS, typed) if config_file else loader.ConfigFile()
     problems += file.problems
     resolved = resolve.resolve(line, file.values, environ, fields=fields)
     experiments = folder("out_dir", resolved)
@@ -87,12 +87,14 @@ def _look(script: str, args: list[str], environ: Mapping[str, str], fields: Know
         def merged(known: loader.Values, having: Known) -> resolve.Resolved:
             return resolve.resolve(line, file.values, environ, {n: v for n, v in known.items() if n in having}, having)
 
-        wish = resume_run.Wish(script, typed, line, config_file, resolved, experiments, merged, fields, partial(command, script, args))
+        wish = resume_run.ResumeRequest(
+            script, typed, line, config_file, resolved, experiments, merged, fields, partial(command, script, args)
+        )
         found = resume_run.find(wish, problems)
         resolved = found.resolved or resolved
     problems += resolved.problems
-    kind = tasks.Kind(tasks.GPT, {})
-    return Asked(line, typed, config_file, file, kind, resolved, experiments, found.known, found.run, found.answer, problems)
+    kind = tasks.TaskSpec(tasks.GPT, {})
+    return ParsedArgs(line, typed, config_file, file, kind, resolved, experiments, found.known, found.run, found.answer, problems)
 
 
 def command(script: str, args: list[str], /, **changes: Any) -> str:

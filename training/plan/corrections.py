@@ -12,14 +12,14 @@ from training.config.foreign_names import row_of
 from training.config.schema import FIELDS, Known
 from training.config.translate import RANKS, Changes, Sizes
 from training.core.errors import Problem
-from training.plan.cli_args import SCRIPTS, Asked, command, is_config, takes_ranks
+from training.plan.cli_args import SCRIPTS, ParsedArgs, command, is_config, takes_ranks
 from training.tasks import GPT, everything
 
 LAUNCH = "launch_train.sh"
 _VARIABLE = re.compile(r"[A-Z][A-Z_]*=")
 
 
-def problems(asked: Asked, script: str, args: list[str], others: list[Problem]) -> list[Problem]:
+def problems(asked: ParsedArgs, script: str, args: list[str], others: list[Problem]) -> list[Problem]:
     """The answer to every unknown flag, then `others`; a suggestion that is flags only becomes the whole command, which corrects
     the unknown flags and wrong values of the other problems too."""
     found, sizes = names(asked.line.unknown, asked.kind.fields, _sizes(asked))
@@ -89,7 +89,7 @@ def _program(script: str) -> str:
     return "./" + (LAUNCH if script not in SCRIPTS or not script.endswith(".sh") else script)
 
 
-def _sizes(asked: Asked) -> Sizes:
+def _sizes(asked: ParsedArgs) -> Sizes:
     from training.core import rundir
 
     plans = sorted(asked.experiments.glob("*/plan.json"), key=lambda p: (p.stat().st_mtime_ns, p), reverse=True)
@@ -97,7 +97,7 @@ def _sizes(asked: Asked) -> Sizes:
     return meant.sizes_of(asked.resolved.config, asked.typed, runs)
 
 
-def _whole(asked: Asked, script: str, args: list[str], changes: Changes, sizes: Sizes) -> str:
+def _whole(asked: ParsedArgs, script: str, args: list[str], changes: Changes, sizes: Sizes) -> str:
     out = {i for one in asked.line.unknown for i in range(one.start, one.stop)}
     words = [word for i, word in enumerate(args) if i not in out]
     changes = dict(changes)
@@ -118,7 +118,7 @@ def _with_ranks(script: str, words: list[str], number: str) -> list[str]:
     return [number, *words]
 
 
-def _repair(asked: Asked, sizes: Sizes, changes: Changes) -> Changes:
+def _repair(asked: ParsedArgs, sizes: Sizes, changes: Changes) -> Changes:
     """A total that divides, where the changes make another one necessary."""
     config, origins = asked.resolved.config, asked.resolved.origins
     each = changes.get("device_batch_size", config.device_batch_size)

@@ -50,7 +50,7 @@ def _reached(run: rundir.RunDir, plan: dict[str, Any], config: Config, options: 
         return True
     before = plan["config"]
     same = all(before.get(n) == getattr(config, n) for n in EPOCH if n in before)
-    same &= all(options.get(name) == value for name, value in tasks.of(plan)["options"].items())
+    same &= all(options.get(name) == value for name, value in tasks.task_of(plan)["options"].items())
     if all(before.get(name, 0) == getattr(config, name) for name in LIMITS):
         return same  # the end that was reached is still the end
     if not same or (config.num_iterations and not config.num_epochs):
@@ -59,7 +59,7 @@ def _reached(run: rundir.RunDir, plan: dict[str, Any], config: Config, options: 
     if saved is None or not per_epoch:
         return False
     more = max(1, config.num_epochs) - saved["epoch"]  # this epoch, and those that have not begun
-    per_step = config.total_batch_size // (config.max_seq_len if tasks.of(plan)["name"] == tasks.GPT else 1)
+    per_step = config.total_batch_size // (config.max_seq_len if tasks.task_of(plan)["name"] == tasks.GPT else 1)
     return more < 1 or (more == 1 and per_epoch * per_step - saved["used"] < per_step)
 
 

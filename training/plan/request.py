@@ -21,7 +21,7 @@ from training.core.errors import NothingToDo, Problem, UserError
 from training.core.project import ENTRYPOINT
 from training.data import corpus
 from training.host import packages, topology
-from training.host.placement import NODE, RANK, Asked, Place
+from training.host.placement import NODE, RANK, LauncherOptions, Topology
 from training.plan import cli_args as reading
 from training.plan import finished
 from training.plan.cli_args import command, folder
@@ -33,12 +33,12 @@ NAME_CHARACTERS = "letters, digits, dot, dash and underscore"
 
 
 @dataclass(kw_only=True)
-class Launch(ABC):
+class LaunchRequest(ABC):
     """A checked wish to start ranks. `origins` says for each field where its value came from."""
 
     script: str
     args: list[str]
-    place: Place
+    place: Topology
     ranks: int
     local_ranks: int  # on this machine
     config: Config
@@ -71,15 +71,15 @@ class Launch(ABC):
 
 
 @dataclass(kw_only=True)
-class Request(Launch):
+class Request(LaunchRequest):
     """Our own training."""
 
-    kind: tasks.Kind
+    kind: tasks.TaskSpec
     options: dict[str, Any]  # of a task of its own
     config_file: Path | None
     title: str  # that the config file gives itself
     gpu_ids: list[int]  # that it names
-    source: corpus.Source | None  # the text, of a task that reads some
+    source: corpus.CorpusSource | None  # the text, of a task that reads some
     resumed: loader.Values  # its configuration
 
     @property
@@ -166,13 +166,13 @@ def read(
 
     Raises UserError with all problems at once.
     """
-    asked = reading.look(script, args, environ)
+    asked = reading.parse_args(script, args, environ)
     problems, resolved, kind = asked.problems, asked.resolved, asked.kind
     config, origins, resume_from, notes = resolved.config, resolved.origins, asked.resume_from, list(asked.file.notes)
     place = place_of(script, config, environ, problems, gpus)
     ranks, local_ranks, more = count(place, asked.typed, script, gpus) if place else (asked.typed, asked.typed, [])
     notes += more + asked.overruled()
-    source: corpus.Source | None = None
+    source: corpus.CorpusSource | None = None
     if kind.name == tasks.GPT:
         source, wrong = gpt.check(config, origins, installed)
         problems += ([] if asked.bad(gpt.SIZES) or not ranks else gpt.divides(config, origins, ranks)) + wrong
@@ -236,8 +236,8 @@ def not_trackable(config: Config, origins: Mapping[str, str]) -> list[Problem]:
     return problems
 
 
-def common(script: str, args: list[str], line: flags.CommandLine, resolved: resolve.Resolved, place: Place) -> dict[str, Any]:
-    """What every Launch has of its command line."""
+def common(script: str, args: list[str], line: flags.CommandLine, resolved: resolve.Resolved, place: Topology) -> dict[str, Any]:
+    """What every LaunchRequest has of its command line."""
     return {
         "script": script,
         "args": args,
@@ -253,8 +253,8 @@ def common(script: str, args: list[str], line: flags.CommandLine, resolved: reso
     }
 
 
-def place_of(script: str, config: Config, environ: Mapping[str, str], problems: list[Problem], gpus: int) -> Place | None:
-    asked = Asked(config.launcher, config.nnodes, config.node_rank, config.master_addr, config.master_port)
+def place_of(script: str, config: Config, environ: Mapping[str, str], problems: list[Problem], gpus: int) -> Topology | None:
+    asked = LauncherOptions(config.launcher, config.nnodes, config.node_rank, config.master_addr, config.master_port)
     try:
         return topology.find(environ, asked, starts_ranks=script != ENTRYPOINT, several_gpus=gpus > 1)
     except UserError as error:
@@ -262,7 +262,7 @@ def place_of(script: str, config: Config, environ: Mapping[str, str], problems: 
         return None
 
 
-def count(place: Place, typed: int, script: str, gpus: int) -> tuple[int, int, list[str]]:
+def count(place: Topology, typed: int, script: str, gpus: int) -> tuple[int, int, list[str]]:
     """(ranks in all, ranks on this machine, what to say of it). A platform's numbers win over the one that was typed."""
     if place.kind == RANK:
         local = place.local_world_size or min(place.world_size, max(place.local_rank + 1, gpus))
@@ -281,7 +281,7 @@ def run_name(
     origins: Mapping[str, str],
     experiments: Path,
     resume_from: rundir.RunDir | None,
-    place: Place | None,
+    place: Topology | None,
     again: Callable[..., str],
 ) -> list[Problem]:
     """`again`: the user's own command, with these flags changed."""

@@ -12,7 +12,7 @@ from training.config.loader import Values
 from training.core import manifest, rundir, standing
 from training.core.errors import Problem, UserError
 from training.data import tokenizer, tokenizer_base
-from training.data.prepare import Prepared, content
+from training.data.prepare import PreparedCorpus, content
 
 if TYPE_CHECKING:
     from training.plan.request import Request
@@ -78,7 +78,7 @@ def _same_model(run: rundir.RunDir, then: dict[str, Any], now: dict[str, Any]) -
         raise UserError(Problem(what, "the same model", [f"leave {leave} out: a resumed run keeps its own values"]))
 
 
-def check_data(run: rundir.RunDir, data: Prepared) -> str:
+def check_data(run: rundir.RunDir, data: PreparedCorpus) -> str:
     """A warning, or nothing. Raises UserError when the tokens do not mean what they meant."""
     saved = manifest.newest(run.checkpoints)
     if saved is None:
@@ -126,8 +126,8 @@ def _arithmetic(plan: dict[str, Any]) -> dict[str, Any]:
     return values | {"device_batch_size": plan["config"]["device_batch_size"], "torch": plan.get("torch")}
 
 
-def position(run: rundir.RunDir, data: Prepared) -> dict[str, int]:
-    """Where a run goes on: step, epoch and used sequences of it (training.trainer.checkpoint.Position)."""
+def position(run: rundir.RunDir, data: PreparedCorpus) -> dict[str, int]:
+    """Where a run goes on: step, epoch and used sequences of it (training.trainer.checkpoint.TrainProgress)."""
     saved = manifest.newest(run.checkpoints)
     if saved is None:
         return {"step": 0, "epoch": 0, "used": 0}

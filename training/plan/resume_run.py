@@ -21,7 +21,7 @@ SHOWN = 6  # runs in a list
 
 
 @dataclass(frozen=True)
-class Wish:
+class ResumeRequest:
     """What is asked for. `merged`: the configuration when this one of the run to resume is added; `fields`: those that may be set;
     `again`: the user's own command, with these flags changed."""
 
@@ -55,7 +55,7 @@ class Found:
     answer: str = ""
 
 
-def find(wish: Wish, problems: list[Problem]) -> Found:
+def find(wish: ResumeRequest, problems: list[Problem]) -> Found:
     wanted, origin = wish.resolved.config.resume, wish.resolved.origins["resume"]
     if wanted == LATEST:
         return _latest(wish, origin, problems)
@@ -72,7 +72,7 @@ def find(wish: Wish, problems: list[Problem]) -> Found:
     return found
 
 
-def _latest(wish: Wish, origin: str, problems: list[Problem]) -> Found:
+def _latest(wish: ResumeRequest, origin: str, problems: list[Problem]) -> Found:
     every = _runs(wish.experiments)
     wanted = wish.config_file.resolve() if wish.config_file else None
     of_it = [(run, plan) for run, plan in every if wanted is None or finished.config_of(plan) == wanted]
@@ -119,14 +119,14 @@ def _runs(experiments: Path) -> list[tuple[rundir.RunDir, dict[str, Any]]]:
     return [(run, plan) for run, plan in known if plan and isinstance(plan.get("config"), dict) and not plan.get("script")]
 
 
-def _merge(wish: Wish, run: rundir.RunDir, plan: dict[str, Any]) -> Found:
+def _merge(wish: ResumeRequest, run: rundir.RunDir, plan: dict[str, Any]) -> Found:
     origin = f"resumed run {run.name}"
     known = {n: (v, origin) for n, v in plan["config"].items() if n in FIELDS and of_the_run(n)}
-    known |= {n: (v, origin) for n, v in tasks.of(plan)["options"].items()}
+    known |= {n: (v, origin) for n, v in tasks.task_of(plan)["options"].items()}
     return Found(known, run, wish.merged(known, wish.fields))
 
 
-def _finished(wish: Wish, found: Found) -> finished.Finished | None:
+def _finished(wish: ResumeRequest, found: Found) -> finished.Finished | None:
     """With the fields of that run's own task, whichever task is asked about."""
     assert found.run
     kind, _ = tasks.find(*found.known.get("task", (tasks.GPT, "")))
@@ -134,7 +134,7 @@ def _finished(wish: Wish, found: Found) -> finished.Finished | None:
     return finished.find(found.run, resolved.config, resolved.options)
 
 
-def _row(wish: Wish, run: rundir.RunDir, plan: dict[str, Any], end: finished.Finished | None) -> str:
+def _row(wish: ResumeRequest, run: rundir.RunDir, plan: dict[str, Any], end: finished.Finished | None) -> str:
     """The command that continues a run, with what it is."""
     config = finished.config_of(plan)
     if end:

@@ -10,23 +10,23 @@ from dataclasses import asdict
 from training.host import decisions, gpus, torch_build
 from training.plan import builder, preflight
 from training.plan.builder import Plan
-from training.plan.script_request import ScriptLaunch
+from training.plan.script_request import ScriptLaunchRequest
 from training.plan.script_words import USED
 
 
-def build(request: ScriptLaunch, environ: Mapping[str, str]) -> tuple[Plan, list[preflight.Check]]:
+def build(request: ScriptLaunchRequest, environ: Mapping[str, str]) -> tuple[Plan, list[preflight.Check]]:
     """As training.plan.training_plan.build, for what is known of a script. Raises UserError (exit 3) when the machine can not do it."""
     config, local, script = request.config, request.local_ranks, request.runs
-    machine = gpus.look(environ) if config.device != "cpu" else gpus.Machine((), "not asked")
+    machine = gpus.inventory(environ) if config.device != "cpu" else gpus.GpuInventory((), "not asked")
     torch = torch_build.installed() if script.python == sys.executable else None
-    device = decisions.device(config, local, machine, torch) if machine.gpus else decisions.Choice("cpu", machine.reason)
+    device = decisions.device(config, local, machine, torch) if machine.gpus else decisions.Decision("cpu", machine.reason)
     if config.device == "cuda":
-        device = decisions.Choice("cuda", "as asked")
+        device = decisions.Decision("cuda", "as asked")
     plan, checks = builder.start(request, machine, torch, device, environ)
     if machine.gpus and device.value != "cuda":
         text = f"{len(machine.gpus)} GPUs for {local} ranks: whether the script trains on the CPU then is up to it"
         checks.append(preflight.Check("GPUs", preflight.WARNING, text, [request.command_with(len(machine.gpus))]))
-    facts = preflight.Facts(request, machine, torch, device.value)
+    facts = preflight.PreflightContext(request, machine, torch, device.value)
     checks += preflight.at_every_start(facts) + (preflight.only_in_check(facts) if request.check else [])
     builder.refuse_errors(request, checks)
     plan |= {

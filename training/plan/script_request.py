@@ -22,7 +22,7 @@ from training.core import suggest
 from training.core.errors import Problem, UserError
 from training.host.placement import RANK
 from training.plan.cli_args import SCRIPTS, command, folder, number_of_ranks
-from training.plan.request import Launch, common, count, place_of, run_name
+from training.plan.request import LaunchRequest, common, count, place_of, run_name
 from training.plan.script_words import SEPARATOR, USED, split
 
 SCRIPT = "launch_train.sh"
@@ -30,7 +30,7 @@ ALLOWED = "the script's own arguments after --"
 
 
 @dataclass(kw_only=True)
-class ScriptLaunch(Launch):
+class ScriptLaunchRequest(LaunchRequest):
     """A checked wish to start a script."""
 
     runs: Script
@@ -75,7 +75,7 @@ def _means_nothing(name: str) -> bool:
     return name == "config" or (name in FIELDS and name not in USED)
 
 
-def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLaunch:
+def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLaunchRequest:
     """Check what can be checked without looking at the machine. Raises UserError with all problems at once."""
     own, theirs = split(args)
     line = flags.parse(own)
@@ -106,7 +106,7 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
         raise UserError([*_misplaced(line, own, theirs, typed), *_in_full(problems, line, own, theirs, typed)])
     ranks, local, notes = count(place, typed, program, 0)
     shared = common(program, args, line, resolved, place)
-    return ScriptLaunch(**shared, ranks=ranks, local_ranks=local, notes=notes, runs=script)
+    return ScriptLaunchRequest(**shared, ranks=ranks, local_ranks=local, notes=notes, runs=script)
 
 
 def _misplaced(line: flags.CommandLine, own: list[str], theirs: list[str], ranks: int) -> list[Problem]:

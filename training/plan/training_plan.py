@@ -25,7 +25,7 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     own_gpu = None if gpus.VISIBLE in environ else request.chosen_gpu
     if own_gpu:
         environ = {**environ, gpus.VISIBLE: own_gpu}
-    machine = gpus.look(environ) if config.device != "cpu" else gpus.Machine((), "not asked")
+    machine = gpus.inventory(environ) if config.device != "cpu" else gpus.GpuInventory((), "not asked")
     torch = torch_build.installed()
     if place.kind == RANK and len(machine.gpus) == 1:
         request.gpu_ranks = 1  # each rank sees a GPU of its own (srun --gpus-per-task=1)
@@ -67,24 +67,24 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
 
 def _checks(
     request: Request,
-    machine: gpus.Machine,
+    machine: gpus.GpuInventory,
     torch: torch_build.TorchBuild | None,
     device: str,
     room: int | None,
-    load: memory.Load | None,
+    load: memory.StepWorkload | None,
 ) -> list[preflight.Check]:
-    facts = preflight.Facts(request, machine, torch, device, room, load)
+    facts = preflight.PreflightContext(request, machine, torch, device, room, load)
     return preflight.at_every_start(facts) + (preflight.only_in_check(facts) if request.check else [])
 
 
-def _warnings(request: Request, checks: list[preflight.Check], static_graph: decisions.Choice) -> list[str]:
+def _warnings(request: Request, checks: list[preflight.Check], static_graph: decisions.Decision) -> list[str]:
     notes = builder.warnings(checks)
     if request.config.use_static_graph and not static_graph.value:
         notes.append(f"use_static_graph: {static_graph.reason}")
     return notes
 
 
-def _decide(request: Request, device: str, precision: decisions.Choice, compiled: decisions.Choice, room: int | None) -> Decided:
+def _decide(request: Request, device: str, precision: decisions.Decision, compiled: decisions.Decision, room: int | None) -> Decided:
     """What depends on the task."""
     if request.kind.name == tasks.GPT:
         from training.tasks.gpt import planning
@@ -150,7 +150,7 @@ def announce(plan: Plan) -> None:
 
 
 def make(script: str, args: list[str], environ: Mapping[str, str]) -> tuple[Request, Plan, list[preflight.Check]]:
-    count = len(gpus.look(environ).gpus) if script == ENTRYPOINT else 0
+    count = len(gpus.inventory(environ).gpus) if script == ENTRYPOINT else 0
     request = read(script, args, environ, gpus=count)
     if request.save_config:
         if request.place.kind != RANK or request.place.rank == 0:

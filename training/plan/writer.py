@@ -15,13 +15,13 @@ from training.core import rundir, standing
 from training.core.errors import Problem, UserError
 from training.core.project import ROOT
 from training.plan import preflight
-from training.plan.request import Launch
+from training.plan.request import LaunchRequest
 
 Plan = dict[str, Any]
 Ask = Callable[[Plan, float], tuple[str, str]]  # plan, seconds → name and launch of the first node's run (training.launcher.rendezvous)
 
 
-def write(plan: Plan, checks: list[preflight.Check], request: Launch, ask: Ask) -> rundir.RunDir:
+def write(plan: Plan, checks: list[preflight.Check], request: LaunchRequest, ask: Ask) -> rundir.RunDir:
     """Make the run directory and the log file, and put the plan there for every later stage. On another node than the first it
     is the first one's run, by name: `ask` asks for that. Raises UserError when that does not answer."""
     run = _common_run(plan, request, ask) if not request.place.first_node else request.resume_from or new_run(request)
@@ -42,8 +42,8 @@ def write(plan: Plan, checks: list[preflight.Check], request: Launch, ask: Ask) 
     return run
 
 
-def _common_run(plan: Plan, request: Launch, ask: Ask) -> rundir.RunDir:
-    name, plan["launch"] = ask(plan, request.config.meeting_timeout)
+def _common_run(plan: Plan, request: LaunchRequest, ask: Ask) -> rundir.RunDir:
+    name, plan["launch"] = ask(plan, request.config.rendezvous_timeout)
     if request.resume_from and request.resume_from.name != name:
         text = f"node 0 trains {name}, but this machine was asked to continue {request.resume_from.name}"
         raise UserError(Problem(text, "the same run on every machine", [request.command(resume=name)]))
@@ -90,7 +90,7 @@ def _nul(words: list[str]) -> bytes:
     return b"".join(os.fsencode(word) + b"\0" for word in words)
 
 
-def new_run(request: Launch) -> rundir.RunDir:
+def new_run(request: LaunchRequest) -> rundir.RunDir:
     base = request.config.run_name or f"{request.base_name}_{time.strftime('%Y%m%d_%H%M%S')}"
     request.experiments.mkdir(parents=True, exist_ok=True)
     for attempt in range(1, 1000):
@@ -103,7 +103,7 @@ def new_run(request: Launch) -> rundir.RunDir:
     raise FileExistsError(f"{request.experiments}/{base}_1000")
 
 
-def _new_log(request: Launch) -> Path:
+def _new_log(request: LaunchRequest) -> Path:
     request.logs.mkdir(parents=True, exist_ok=True)
     base = f"{Path(request.script).stem}_{time.strftime('%Y%m%d_%H%M%S')}"
     for attempt in range(1, 1000):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.config.loader import Loaded
+from training.config.loader import ConfigFile
 from training.config.schema import FIELDS, VIDEO, Config, Known, shared
 from training.core.errors import Problem
 from training.host import packages
@@ -17,7 +17,7 @@ from training.tasks import custom
 if TYPE_CHECKING:
     import torch
 
-    from training.data.prepare import Prepared
+    from training.data.prepare import PreparedCorpus
     from training.tasks.base import Task
 
 GPT = str(FIELDS["task"].default)
@@ -29,7 +29,7 @@ def _is_option_file(text: str) -> bool:
     return loader.is_option_file(text)
 
 
-def _option_file(path: Path, text: str, ranks: int) -> Loaded:
+def _option_file(path: Path, text: str, ranks: int) -> ConfigFile:
     from training.tasks.video_restoration.kair import loader
 
     return loader.load(path, text, ranks)
@@ -40,7 +40,7 @@ CONFIG_READERS = ((_is_option_file, _option_file),)
 
 
 @dataclass(frozen=True)
-class Kind:
+class TaskSpec:
     """A task as a plan sees it. `own`: its options beside the fields that every training has, as fields of the same make."""
 
     name: str
@@ -62,18 +62,18 @@ class Kind:
         return {"name": self.name, "unit": self.unit, "file": str(self.file) if self.file else None, "options": dict(options)}
 
 
-def find(name: str, origin: str) -> tuple[Kind, list[Problem]]:
+def find(name: str, origin: str) -> tuple[TaskSpec, list[Problem]]:
     """The task of this name; with problems it is gpt."""
     if name == GPT:
-        return Kind(GPT, {}), []
+        return TaskSpec(GPT, {}), []
     if name == VIDEO:
-        from training.tasks.video_restoration.options import Options
+        from training.tasks.video_restoration.options import VideoOptions
 
-        return Kind(VIDEO, {f.name: f for f in fields(Options)}), []
+        return TaskSpec(VIDEO, {f.name: f for f in fields(VideoOptions)}), []
     file = Path(os.path.expanduser(name))  # noqa: PTH111 – Path.expanduser raises for an unknown user
     found, problems = custom.read(file, origin)
     own_name = file.name if file.stem in (GPT, VIDEO) else file.stem
-    return (Kind(GPT, {}), problems) if problems else (Kind(own_name, found, file.absolute()), [])
+    return (TaskSpec(GPT, {}), problems) if problems else (TaskSpec(own_name, found, file.absolute()), [])
 
 
 def everything() -> Known:
@@ -81,49 +81,49 @@ def everything() -> Known:
     return dict(FIELDS) | dict(find(VIDEO, "")[0].own)
 
 
-def of(plan: Mapping[str, Any]) -> dict[str, Any]:
+def task_of(plan: Mapping[str, Any]) -> dict[str, Any]:
     """A plan's task; one that was made before there were several is a GPT's."""
-    return plan.get("task") or Kind(GPT, {}).record({})
+    return plan.get("task") or TaskSpec(GPT, {}).record({})
 
 
-def check(kind: Kind, options: Mapping[str, Any], origins: Mapping[str, str], installed: bool) -> list[Problem]:
+def check(kind: TaskSpec, options: Mapping[str, Any], origins: Mapping[str, str], installed: bool) -> list[Problem]:
     """What is wrong with a task's own options and the data that they name; quick. `installed`: this interpreter has the packages."""
     if kind.name != VIDEO:
         return []
     from training.tasks.video_restoration import folders
-    from training.tasks.video_restoration.options import Options
+    from training.tasks.video_restoration.options import VideoOptions
 
     lacks = packages.lacking(["pillow"]) if installed else []
     problems = [Problem(f"task {VIDEO} needs pillow, which is not installed", "", [packages.install(lacks)])] if lacks else []
-    return problems + folders.check(Options(**options), origins, pictures=installed and not lacks)
+    return problems + folders.check(VideoOptions(**options), origins, pictures=installed and not lacks)
 
 
-def sentences(kind: Kind, options: Mapping[str, Any]) -> list[str]:
+def sentences(kind: TaskSpec, options: Mapping[str, Any]) -> list[str]:
     """What the plan says of the data that a task's options name; after check()."""
     if kind.name != VIDEO:
         return []
     from training.tasks.video_restoration import folders
-    from training.tasks.video_restoration.options import Options
+    from training.tasks.video_restoration.options import VideoOptions
 
-    return [folders.sentence(Options(**options))]
+    return [folders.sentence(VideoOptions(**options))]
 
 
-def make(plan: Mapping[str, Any], device: torch.device, data: Prepared | None) -> Task:
+def make(plan: Mapping[str, Any], device: torch.device, data: PreparedCorpus | None) -> Task:
     """The planned task on this rank, with torch. `data`: of a task that reads text."""
-    config, task = Config(**plan["config"]), of(plan)
+    config, task = Config(**plan["config"]), task_of(plan)
     if data is not None:
-        from training.tasks.gpt.model import Frugal
+        from training.tasks.gpt.model import MemorySavings
         from training.tasks.gpt.task import LanguageModel
 
-        return LanguageModel(config, device, data, Frugal(plan["activation_checkpointing"]["value"], plan["loss_chunks"]["value"]))
+        return LanguageModel(config, device, data, MemorySavings(plan["activation_checkpointing"]["value"], plan["loss_chunks"]["value"]))
     if task["name"] == VIDEO:
-        from training.tasks.video_restoration.options import Options
+        from training.tasks.video_restoration.options import VideoOptions
         from training.tasks.video_restoration.task import VideoRestoration
 
-        return VideoRestoration(Options(**task["options"]), config, device)
+        return VideoRestoration(VideoOptions(**task["options"]), config, device)
     return custom.load(Path(task["file"]), task["options"], config, device)
 
 
 def reads_text(plan: Mapping[str, Any]) -> bool:
     """Is there text to be prepared before the ranks train?"""
-    return bool(of(plan)["name"] == GPT)
+    return bool(task_of(plan)["name"] == GPT)

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, default_collate
 
 from training.config.schema import Config
 from training.core import heartbeat, units
-from training.data.batch_dataset import Rows
+from training.data.batch_dataset import BatchDataset
 from training.data.permutation import Ints, mix
 from training.tasks import optim
 
@@ -83,7 +83,7 @@ class Task(ABC):
         """Before DDP, in place."""
         model.compile()
 
-    def rows(self, part: str) -> Rows | None:
+    def rows(self, part: str) -> BatchDataset | None:
         """Of 'train' or 'val': what gives whole batches."""
         data = self.train_data() if part == "train" else self.val_data()
         return None if data is None else Samples(data, self.config.seed, drawn=part == "train")
@@ -138,7 +138,7 @@ class Task(ABC):
         return None
 
 
-class Samples(Rows):
+class Samples(BatchDataset):
     """A map-style dataset as the trainer reads it: a whole batch for indices."""
 
     def __init__(self, data: Dataset[Any], seed: int, *, drawn: bool) -> None:

@@ -10,11 +10,11 @@ from training.config.batch import Batch
 from training.config.loader import Values
 from training.config.schema import Config
 from training.core import rundir
-from training.data.corpus import Source
-from training.tasks.gpt.memory import Load
+from training.data.corpus import CorpusSource
+from training.tasks.gpt.memory import StepWorkload
 
 
-class Wish(Protocol):
+class PlanRequest(Protocol):
     """Of a request (training.plan.request.Request): what a task needs to decide."""
 
     config: Config
@@ -22,7 +22,7 @@ class Wish(Protocol):
     config_file: Path | None
     resume_from: rundir.RunDir | None
     resumed: Values
-    source: Source | None
+    source: CorpusSource | None
 
 
 @dataclass(frozen=True)
@@ -34,4 +34,4 @@ class Decided:
     notes: list[str] = field(default_factory=list)
     fields: dict[str, Any] = field(default_factory=dict)
     shape: dict[str, int] = field(default_factory=dict)  # of the model, as its checkpoints tell it; empty: not known before they are read
-    load: Load | None = None
+    load: StepWorkload | None = None

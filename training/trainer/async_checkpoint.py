@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from training.core import heartbeat, log, manifest, units
-from training.core.errors import Problem, Stopped
+from training.core.errors import Problem, RunStopped
 from training.trainer import checkpoint
-from training.trainer.checkpoint import Position
+from training.trainer.checkpoint import TrainProgress
 
 PHASE = "checkpoint"  # of the heartbeat
 POLL_S = 0.1
@@ -31,7 +31,7 @@ LEAVE_S = 10.0  # after a failure: as long may the last checkpoint take that was
 State = dict[str, Any]
 
 
-class Saver:
+class AsyncCheckpointer:
     """Writes the checkpoints of one run. `on_saved(step, path)` and `on_warning(text)` are called from the writing thread.
     `resume`: the command that continues the run."""
 
@@ -46,7 +46,7 @@ class Saver:
         self._missed: int | None = None  # the step of the last save, which failed
         self._copy: State = {}  # its memory is used again by the next save
 
-    def __enter__(self) -> Saver:
+    def __enter__(self) -> AsyncCheckpointer:
         checkpoint.remove_leftovers(self.folder)
         return self
 
@@ -56,7 +56,7 @@ class Saver:
         elif self._thread is not None:
             self._thread.join(LEAVE_S)
 
-    def save(self, position: Position, state: State, facts: dict[str, Any], *, required: bool) -> None:
+    def save(self, position: TrainProgress, state: State, facts: dict[str, Any], *, required: bool) -> None:
         """Returns when the state is copied; when `required`, or when the save before it failed, after it is on the disk.
 
         A full disk does not end the training at once, the next save may succeed: `on_warning` tells it. Raises OSError when `required`,
@@ -71,7 +71,7 @@ class Saver:
         if required or self._missed is not None:
             self._finish()
 
-    def _write(self, position: Position, facts: dict[str, Any], required: bool) -> None:
+    def _write(self, position: TrainProgress, facts: dict[str, Any], required: bool) -> None:
         try:
             path = checkpoint.save(self.folder, position, self._copy, facts, self._moved)
             self._missed = None
@@ -104,7 +104,7 @@ class Saver:
         folder, runs = (shlex.quote(str(path)) for path in (self.folder, self.folder.parent.parent))
         return [f"df -h {folder}", f"du -sh {runs}/* | sort -h"]
 
-    def _stopped(self, before: int, step: int, error: OSError) -> Stopped:
+    def _stopped(self, before: int, step: int, error: OSError) -> RunStopped:
         """Its state: what the newest checkpoint holds."""
         newest = manifest.newest(self.folder)
         what = f"two checkpoints in a row were not saved (steps {before} and {step}): {error}; {self._room()}"
@@ -112,7 +112,7 @@ class Saver:
         fewer = f"; --keep_checkpoints={self.keep - 1} needs less" if self.keep > 1 else ""
         again = [f"{self.resume}   # when there is room{fewer}"] if self.resume else []
         left = f"the newest checkpoint is that of step {newest['step']}" if newest else "there is no checkpoint"
-        return Stopped(Problem(what, room, [*self._checks(), *again]), f"stopped at step {step}, {left}", error)
+        return RunStopped(Problem(what, room, [*self._checks(), *again]), f"stopped at step {step}, {left}", error)
 
     def _moved(self) -> None:
         self._pieces += 1

@@ -31,7 +31,7 @@ SYNCED = 1 << 28  # bytes between two words of the disk: all of a large model at
 
 
 @dataclass(frozen=True)
-class Position:
+class TrainProgress:
     """Where training stands: `step` optimizer steps done; in `epoch` (0-based) all ranks together have used the first `used`
     sequences of its order; `tokens` in all. Nothing of it depends on the number of ranks."""
 
@@ -42,8 +42,8 @@ class Position:
 
 
 @dataclass
-class Loaded:
-    position: Position
+class LoadedCheckpoint:
+    position: TrainProgress
     state: dict[str, Any]
     manifest: dict[str, Any]
     path: Path
@@ -82,7 +82,9 @@ class _Hashed(io.RawIOBase):
             raise
 
 
-def save(folder: Path, position: Position, state: dict[str, Any], facts: dict[str, Any], moved: Callable[[], None] = lambda: None) -> Path:
+def save(
+    folder: Path, position: TrainProgress, state: dict[str, Any], facts: dict[str, Any], moved: Callable[[], None] = lambda: None
+) -> Path:
     """Write a checkpoint and read it back. `moved()` is called for each piece that is written or read.
 
     Raises OSError; then nothing of it is left, and the earlier checkpoints are untouched.
@@ -163,7 +165,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def latest(folder: Path) -> Loaded | None:
+def latest(folder: Path) -> LoadedCheckpoint | None:
     """The newest checkpoint that is whole, or None when there is none at all.
 
     Raises UserError when there are checkpoints but every one is damaged: starting over would hide the loss.
@@ -175,9 +177,9 @@ def latest(folder: Path) -> Loaded | None:
         if wrong or facts is None:
             skipped.append(f"{path.name}: {wrong}")
             continue
-        position = Position(facts["step"], facts["epoch"], facts["used"], facts.get("tokens", 0))
+        position = TrainProgress(facts["step"], facts["epoch"], facts["used"], facts.get("tokens", 0))
         state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
-        return Loaded(position, state, facts, path, skipped)
+        return LoadedCheckpoint(position, state, facts, path, skipped)
     if skipped:
         raise UserError(Problem(f"every checkpoint in {folder} is damaged: {'; '.join(skipped)}", "a run with a whole checkpoint"))
     return None

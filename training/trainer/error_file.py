@@ -11,7 +11,7 @@ import traceback
 from typing import Any
 
 from training.core import heartbeat, rundir
-from training.core.errors import RANK_DISK_FULL, RANK_FAILED, Stopped
+from training.core.errors import RANK_DISK_FULL, RANK_FAILED, RunStopped
 
 _reserved: list[int] = []
 
@@ -44,7 +44,7 @@ def record(run: rundir.RunDir, rank: int, error: BaseException) -> int:
     return status
 
 
-def note(run: rundir.RunDir, rank: int, error: Stopped) -> None:
+def note(run: rundir.RunDir, rank: int, error: RunStopped) -> None:
     """Write ranks/rank<r>.error.json of a run that stops itself, and has said why."""
     with contextlib.suppress(OSError):
         rundir.write_json(run.rank_error(rank), {**_facts(run, rank, error.cause), "stopped": str(error)})

@@ -10,13 +10,13 @@ import torch.distributed as dist
 from training.core import heartbeat
 
 if TYPE_CHECKING:
-    from training.trainer.train_state import Session
+    from training.trainer.train_state import TrainState
 
 PHASE = "evaluation"  # of the heartbeat
 Scores = dict[str, float]  # of all ranks, by name
 
 
-def why_not(session: Session) -> str:
+def why_not(session: TrainState) -> str:
     """Why a run that wants validation has none, for people; or nothing."""
     if not session.config.eval_every or session.validation is None:
         return ""
@@ -24,7 +24,7 @@ def why_not(session: Session) -> str:
 
 
 @torch.no_grad()
-def evaluate(session: Session) -> Scores | None:
+def evaluate(session: TrainState) -> Scores | None:
     """None without data for it. A collective."""
     data, world, task = session.validation, session.world, session.task
     if data is None or not task.share(len(data), 0, world.world_size):

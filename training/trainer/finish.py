@@ -11,12 +11,12 @@ import torch
 from training.core import heartbeat, metric_units, rundir
 from training.core.errors import Exit
 from training.inspector.distributed import World
-from training.trainer.checkpoint import Position
-from training.trainer.metrics_writer import Recorder
-from training.trainer.train_state import Session
+from training.trainer.checkpoint import TrainProgress
+from training.trainer.metrics_writer import MetricsWriter
+from training.trainer.train_state import TrainState
 
 
-def banner(world: World, session: Session, wandb: str) -> str:
+def banner(world: World, session: TrainState, wandb: str) -> str:
     """The 'Distributed Training Setup' block."""
     facts = {
         "Backend": world.backend,
@@ -42,7 +42,7 @@ def _hardware(device: torch.device) -> str:
     return f"{threads} thread{'s' if threads > 1 else ''} per rank"
 
 
-def write_summary(session: Session, recorder: Recorder, position: Position, code: Exit, started: float) -> dict[str, Any]:
+def write_summary(session: TrainState, recorder: MetricsWriter, position: TrainProgress, code: Exit, started: float) -> dict[str, Any]:
     """summary.json, and what stands in it: figures from the recorded metrics (all parts of a resumed run), and generated text."""
     recorder.flush()
     steps: dict[int, dict[str, Any]] = {}
@@ -89,7 +89,7 @@ def scores(evals: dict[int, dict[str, Any]]) -> dict[str, float]:
     return {f"{name}_{end}": value for end, record in ends for name, value in record.items() if name.startswith("val_")}
 
 
-def sample(session: Session) -> str | None:
+def sample(session: TrainState) -> str | None:
     """What can be seen of the model: a text, and pictures in the run's samples/."""
     session.raw.eval()
     folder = session.run.samples

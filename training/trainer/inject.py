@@ -11,7 +11,7 @@ from typing import Any
 from training.config.fault_spec import ATTEMPT, Spec, parse
 from training.config.fault_table import CREATING
 from training.core import heartbeat, log, rundir
-from training.trainer.faults import ACTS, Here
+from training.trainer.faults import ACTS, FaultContext
 
 
 def arm(plan: Mapping[str, Any], run: rundir.RunDir, rank: int, environ: Mapping[str, str]) -> None:
@@ -60,7 +60,7 @@ class Armed(heartbeat.Heartbeat):
             self._run.event("injected", fault=spec.fault.name, rank=self.rank, text=spec.text, pid=os.getpid())
 
         device = self._plan["device"]["value"]
-        here = Here(self._run.ranks, self.rank, device, size, spec.seconds, spec.code, spec.above, tell)
+        here = FaultContext(self._run.ranks, self.rank, device, size, spec.seconds, spec.code, spec.above, tell)
         if spec.fault.tells:
             tell()
         ACTS[spec.fault.name](here)

@@ -21,18 +21,18 @@ from training.data.permutation import mix
 from training.inspector.checksum import checksum as checksum_of
 from training.inspector.distributed import barrier
 from training.trainer import sanity_checks
-from training.trainer.checkpoint import Position
+from training.trainer.checkpoint import TrainProgress
 from training.trainer.evaluate import PHASE, Scores, evaluate
-from training.trainer.metrics_writer import Recorder
+from training.trainer.metrics_writer import MetricsWriter
 from training.trainer.progress import Progress, Stopwatch
-from training.trainer.step_stats import StepExchange, StopRequest, Work
-from training.trainer.train_state import Session
+from training.trainer.step_stats import LocalStep, StepAllReduce, StopRequest
+from training.trainer.train_state import TrainState
 
 
-def train(session: Session, recorder: Recorder | None, stop: StopRequest) -> tuple[Position, Exit]:
+def train(session: TrainState, recorder: MetricsWriter | None, stop: StopRequest) -> tuple[TrainProgress, Exit]:
     """Run until the last step or a wish to stop; returns where training stands, with a checkpoint saved there."""
     config, total, position = session.config, session.length.total_steps, session.position
-    exchange, pulse = StepExchange(session.world), heartbeat.current
+    exchange, pulse = StepAllReduce(session.world), heartbeat.current
     watch = Stopwatch(session.batch.total_tokens)
     code = Exit.DONE
     # What lives by now lives to the end: no collection at an epoch's start looks at it again (0.1 s of modules and classes).
@@ -59,9 +59,9 @@ def train(session: Session, recorder: Recorder | None, stop: StopRequest) -> tup
                 report = exchange.finish()
 
                 pulse.beat("record")
-                sanity_checks.look(session, report, begun, float(norm))
+                sanity_checks.check_step(session, report, begun, float(norm))
                 used, tokens = begun.used + session.batches.step_sequences, begun.tokens + session.batch.total_tokens
-                position = Position(number, begun.epoch, used, tokens)
+                position = TrainProgress(number, begun.epoch, used, tokens)
                 progress.step(position, report, rate, float(norm), watch.lap())
                 done = number == total
                 code = Exit.DONE if done else Exit(report.stop)  # who asks to stop after the last step gets what he wants
@@ -88,7 +88,7 @@ def inspected(every: int, step: int) -> bool:
     return due(every, step) or (every > 0 and step == 1)
 
 
-def begin_epoch(session: Session, position: Position) -> Iterator[Any]:
+def begin_epoch(session: TrainState, position: TrainProgress) -> Iterator[Any]:
     """Steps 1 to 4 of the protocol."""
     pulse, number = heartbeat.current, position.epoch + 1
     pulse.epoch = number
@@ -105,7 +105,7 @@ def begin_epoch(session: Session, position: Position) -> Iterator[Any]:
     return batches
 
 
-def forward_backward(session: Session, batches: Iterator[Any], position: Position) -> Work:
+def forward_backward(session: TrainState, batches: Iterator[Any], position: TrainProgress) -> LocalStep:
     """The micro-batches of one optimizer step. In a backward pass the ranks wait for each other, so it counts for nobody."""
     pulse, task, steps = heartbeat.current, session.task, session.batch.accumulation
     if task.random:
@@ -126,16 +126,16 @@ def forward_backward(session: Session, batches: Iterator[Any], position: Positio
             loss = loss / steps if steps > 1 else loss
             loss.backward()
         total = total + loss.detach() if micro else loss.detach()
-    return Work(total, sequences, own_s * 1000)
+    return LocalStep(total, sequences, own_s * 1000)
 
 
-def clip(session: Session) -> torch.Tensor:
+def clip(session: TrainState) -> torch.Tensor:
     """The global gradient norm before clipping."""
     limit = session.config.grad_clip or float("inf")
     return torch.nn.utils.clip_grad_norm_(session.weights, limit)
 
 
-def validate(session: Session) -> tuple[Scores | None, float]:
+def validate(session: TrainState) -> tuple[Scores | None, float]:
     """(score, seconds); every rank takes part."""
     heartbeat.current.beat(PHASE)
     started = time.perf_counter()

@@ -14,11 +14,11 @@ from training.core import log, rundir
 from training.host import packages
 from training.host.wandb_login import wandb_mode
 from training.trainer import tracking
-from training.trainer.tracking import End, Record, Sink, Trackers
+from training.trainer.tracking import End, Record, Tracker, Trackers
 
 AFTER_A_START = ("failure", "restart")  # events that a tracker is told of at the next one
 
-_current: Recorder | None = None
+_current: MetricsWriter | None = None
 
 
 def login(plan: Mapping[str, Any]) -> str | None:
@@ -29,7 +29,7 @@ def login(plan: Mapping[str, Any]) -> str | None:
     return loader.api_key(Path(file)) if file and not os.environ.get("WANDB_API_KEY") else None
 
 
-class Recorder:
+class MetricsWriter:
     """Rank 0's writer of steps and evaluations; `write()` returns at once."""
 
     def __init__(self, run: rundir.RunDir, config: Config, values: Mapping[str, Any] | None = None, key: str | None = None) -> None:
@@ -38,7 +38,7 @@ class Recorder:
         self._file = os.open(run.metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._path, self._unwritten, self._disk_warned = run.metrics, b"", False
         self._notes = _since_the_last_start(run)
-        makers: dict[str, Callable[[int], Sink]] = {}
+        makers: dict[str, Callable[[int], Tracker]] = {}
         lacks = packages.lacking(("tensorboard", "wandb"))  # the plan has a note on each
         if config.tensorboard and "tensorboard" not in lacks:
             makers["TensorBoard"] = lambda first: tracking.TensorBoard(run, first)

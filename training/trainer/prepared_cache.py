@@ -15,14 +15,14 @@ from training.core import log, rundir, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.project import ROOT
 from training.data import corpus, duration, optional_deps, tokenizer
-from training.data.prepare import MERGING, Prepared, ensure
+from training.data.prepare import MERGING, PreparedCorpus, ensure
 from training.plan import resume_checks
 
 CACHE = ROOT / "data"
 SAY_EVERY_S = 5.0
 
 
-def prepare(run: rundir.RunDir, plan: dict[str, Any], cache: Path = CACHE) -> Prepared:
+def prepare(run: rundir.RunDir, plan: dict[str, Any], cache: Path = CACHE) -> PreparedCorpus:
     """Prepare (or find) the data and publish it. Raises UserError; the failure is published too, so nobody waits."""
     config, batch = Config(**plan["config"]), Batch(**plan["batch"])
     try:
@@ -56,22 +56,22 @@ def prepare(run: rundir.RunDir, plan: dict[str, Any], cache: Path = CACHE) -> Pr
     return data
 
 
-def published(run: rundir.RunDir) -> Prepared | None:
+def published(run: rundir.RunDir) -> PreparedCorpus | None:
     """What prepare() published, or None while it is under way. Raises UserError (already told) when it failed."""
     facts = rundir.read_json(run.data)
     if facts is None:
         return None
     if "failed" in facts:
         raise UserError([], Exit(facts["failed"]))
-    return Prepared(**{name: facts[name] for name in Prepared.__dataclass_fields__})
+    return PreparedCorpus(**{name: facts[name] for name in PreparedCorpus.__dataclass_fields__})
 
 
 def changed(run: rundir.RunDir) -> str:
     """The first shard of the run that no longer has its size: cut while ranks read it from memory, it kills them by SIGBUS."""
     facts = rundir.read_json(run.data) or {}
-    if any(name not in facts for name in Prepared.__dataclass_fields__):
+    if any(name not in facts for name in PreparedCorpus.__dataclass_fields__):
         return ""
-    data = Prepared(**{name: facts[name] for name in Prepared.__dataclass_fields__})
+    data = PreparedCorpus(**{name: facts[name] for name in PreparedCorpus.__dataclass_fields__})
     for part, paths in (("train", data.train), ("val", data.val)):
         for path, tokens in zip(paths, data.sizes(part), strict=True):
             size = path.stat().st_size if path.exists() else 0

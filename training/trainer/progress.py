@@ -12,11 +12,11 @@ from tqdm import tqdm
 
 from training.core import log, units
 from training.trainer import flops
-from training.trainer.checkpoint import Position
+from training.trainer.checkpoint import TrainProgress
 from training.trainer.evaluate import Scores
-from training.trainer.metrics_writer import Recorder
+from training.trainer.metrics_writer import MetricsWriter
 from training.trainer.step_stats import StepReport
-from training.trainer.train_state import Session
+from training.trainer.train_state import TrainState
 
 
 class Stopwatch:
@@ -36,7 +36,7 @@ class Stopwatch:
         return seconds * 1000, self.units / seconds
 
 
-def _speed_at_peak(session: Session) -> float | None:
+def _speed_at_peak(session: TrainState) -> float | None:
     """Units per second, if all ranks' GPUs (like this one's) did nothing but the model's arithmetic; None: not known."""
     if session.world.device.type != "cuda":
         return None
@@ -47,7 +47,7 @@ def _speed_at_peak(session: Session) -> float | None:
 class Progress:
     """One epoch's display. Silent on other ranks than 0; the bar is silent where there is no terminal."""
 
-    def __init__(self, session: Session, recorder: Recorder | None, position: Position) -> None:
+    def __init__(self, session: TrainState, recorder: MetricsWriter | None, position: TrainProgress) -> None:
         self.session, self.recorder, self._speed_at_peak = session, recorder, _speed_at_peak(session)
         self._bar: tqdm[Any] | None = None
         self._start = position.used // session.batches.step_sequences
@@ -65,14 +65,17 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
 
-    def step(self, position: Position, report: StepReport, rate: float, norm: float, lap: tuple[float, float]) -> None:
+    def step(self, position: TrainProgress, report: StepReport, rate: float, norm: float, lap: tuple[float, float]) -> None:
         if not self.recorder:
             return
         (milliseconds, speed), loss = lap, report.loss
         record = {"step": position.step, "epoch": position.epoch + 1, "loss": loss, "lr": rate, "grad_norm": norm}
         unit = self.session.task.unit
         use = {unit: position.tokens, f"{unit}_per_s": speed, "step_ms": milliseconds}
-        ranks = {"own_ms": [round(share.own_ms, 3) for share in report.shares], "memory_bytes": [share.memory for share in report.shares]}
+        ranks = {
+            "compute_ms": [round(share.compute_ms, 3) for share in report.shares],
+            "memory_bytes": [share.memory for share in report.shares],
+        }
         self.recorder.write({**record, **use, "mfu": self._speed_at_peak and speed / self._speed_at_peak, **ranks})
         if self._bar is not None:
             self._bar.set_postfix(loss=self.session.task.shown_loss(loss), refresh=False)
@@ -82,7 +85,7 @@ class Progress:
                 position, f"Loss: {self.session.task.shown_loss(loss)}, LR: {rate:.2e}, {units.amount(speed).replace(',', '')} {unit}/s"
             )
 
-    def evaluation(self, position: Position, result: tuple[Scores | None, float]) -> None:
+    def evaluation(self, position: TrainProgress, result: tuple[Scores | None, float]) -> None:
         scores, seconds = result
         if not self.recorder or scores is None:
             return
@@ -91,7 +94,7 @@ class Progress:
         self.session.run.event("eval", step=position.step, **found)
         self._line(position, f"Validation: {self.session.task.shown(scores)}")
 
-    def _line(self, position: Position, text: str) -> None:
+    def _line(self, position: TrainProgress, text: str) -> None:
         line = f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] Epoch: {position.epoch + 1}, Iter: {position.step}, {text}"
         tqdm.write(line, file=sys.stderr)
         log.to_log(f"{line}\n")  # where no supervisor does it with all that the ranks say

@@ -18,14 +18,14 @@ from training.inspector.distributed import exchange_texts
 from training.trainer.step_stats import NO_CHECKSUM, StepReport
 
 if TYPE_CHECKING:
-    from training.trainer.checkpoint import Position
-    from training.trainer.train_state import Session
+    from training.trainer.checkpoint import TrainProgress
+    from training.trainer.train_state import TrainState
 
 PROVEN_SEQUENCES = 1 << 18  # of an epoch, at most: some ten milliseconds
 SHOWN_INDICES = 8
 
 
-class InspectionError(RuntimeError):
+class SanityCheckError(RuntimeError):
     """Ranks do not do what they should. All ranks raise it; `rank` is the guilty one."""
 
     def __init__(self, text: str, rank: int | None) -> None:
@@ -33,23 +33,23 @@ class InspectionError(RuntimeError):
         self.rank = rank
 
 
-class NotFinite(InspectionError):
+class NotFinite(SanityCheckError):
     """A loss became NaN or infinite."""
 
 
-class EmptyBatch(InspectionError):
+class EmptyBatch(SanityCheckError):
     """A rank had nothing to train on."""
 
 
-class ShardsOverlap(InspectionError):
+class ShardsOverlap(SanityCheckError):
     """Ranks would train on the same data, or leave some out."""
 
 
-class ParametersDiffer(InspectionError):
+class ParametersDiffer(SanityCheckError):
     """The ranks' weights are no longer the same."""
 
 
-def prove_shards(session: Session, position: Position) -> None:
+def prove_shards(session: TrainState, position: TrainProgress) -> None:
     """Every rank says which sequences it will take; rank 0 compares with the whole. Raises ShardsOverlap on rank 0."""
     world, batches = session.world, session.batches
     steps = min(session.steps_left(position), max(1, PROVEN_SEQUENCES // batches.step_sequences))
@@ -91,7 +91,7 @@ def prove_shards(session: Session, position: Position) -> None:
             )
 
 
-def _first_wrong(session: Session, position: Position, steps: int, reports: list[dict[str, int]]) -> int | None:
+def _first_wrong(session: TrainState, position: TrainProgress, steps: int, reports: list[dict[str, int]]) -> int | None:
     """The first rank whose digest is not that of the sequences it should take."""
     for r in reports:
         if r["digest"] != digest(session.batches.indices(position.epoch, position.used, r["rank"], steps)):
@@ -99,12 +99,12 @@ def _first_wrong(session: Session, position: Position, steps: int, reports: list
     return None
 
 
-def look(session: Session, report: StepReport, position: Position, norm: float) -> None:
+def check_step(session: TrainState, report: StepReport, position: TrainProgress, norm: float) -> None:
     """Look at a finished step; `position` is where it began. Raises an InspectionError on all ranks."""
     step = position.step + 1
     for rank, share in enumerate(report.shares):
         if share.step != step:
-            raise InspectionError(f"rank {rank} is at step {share.step}, this rank at {step}", rank)
+            raise SanityCheckError(f"rank {rank} is at step {share.step}, this rank at {step}", rank)
         if share.sequences <= 0:
             raise EmptyBatch(f"rank {rank} had an empty batch at step {step} ({_samples(session, position, rank)})", rank)
         if not math.isfinite(share.loss):
@@ -119,14 +119,14 @@ def look(session: Session, report: StepReport, position: Position, norm: float) 
             log.info(f"step {step}: all ranks train: {shown}; parameters equal ({int(report.shares[0].checksum):012x})")
 
 
-def _samples(session: Session, position: Position, rank: int) -> str:
+def _samples(session: TrainState, position: TrainProgress, rank: int) -> str:
     """Which sequences that rank had; every rank can tell, since the order is arithmetic."""
     indices = [int(i) for i in session.batches.indices(position.epoch, position.used, rank)]
     more = f", … {len(indices)} in all" if len(indices) > 2 * SHOWN_INDICES else ""
     return f"epoch {position.epoch + 1}, {session.task.pieces} {', '.join(map(str, indices[: 2 * SHOWN_INDICES]))}{more}"
 
 
-def _compare(session: Session, report: StepReport, step: int) -> None:
+def _compare(session: TrainState, report: StepReport, step: int) -> None:
     """Raises ParametersDiffer, with the first parameter that differs."""
     seen = [share.checksum for share in report.shares]
     common, votes = Counter(seen).most_common(1)[0]

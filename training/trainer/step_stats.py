@@ -36,23 +36,23 @@ class StopRequest:
 
 
 @dataclass(frozen=True)
-class Work:
+class LocalStep:
     """What this rank has done before the ranks wait for each other: fetch and forward of all micro-batches."""
 
     loss: torch.Tensor  # mean of its sequences, nats per token
     sequences: int
-    own_ms: float  # not waiting for others; on a GPU, until the work is in its queue
+    compute_ms: float  # not waiting for others; on a GPU, until the work is in its queue
 
 
 @dataclass(frozen=True)
-class Share:
+class RankStep:
     """One rank's part of a step. `checksum` of its parameters before the step, or NO_CHECKSUM when it was not asked for."""
 
     step: int
     sequences: int
     loss: float  # as in Work
     checksum: float
-    own_ms: float = 0.0
+    compute_ms: float = 0.0
     memory: int | None = None  # bytes: the peak of what torch has allocated on its GPU, or the resident set; None: not known
 
 
@@ -60,7 +60,7 @@ class Share:
 class StepReport:
     """What all ranks know after a step: every rank's share, and the exit code of a wish to stop (0: none)."""
 
-    shares: list[Share]
+    shares: list[RankStep]
     stop: int
 
     @property
@@ -68,7 +68,7 @@ class StepReport:
         return sum(s.loss for s in self.shares) / len(self.shares)
 
 
-class StepExchange:
+class StepAllReduce:
     """Starts the reduction after the backward pass and reads it after the optimizer step, so that it costs no waiting.
 
     Each rank has slots of its own (a sum with zeros elsewhere), so that everything about every rank is known everywhere
@@ -78,16 +78,16 @@ class StepExchange:
     SLOTS = 6
 
     def __init__(self, world: World) -> None:
-        self.world, self._memory = world, Memory(world.device)
+        self.world, self._memory = world, MemoryUse(world.device)
         self._work: dist.Work | None = None
         self._values = torch.zeros(self.SLOTS * world.world_size + 2, dtype=torch.float64, device=world.device)
 
-    def start(self, step: int, work: Work, checksum: torch.Tensor | None, stop: int) -> None:
+    def start(self, step: int, work: LocalStep, checksum: torch.Tensor | None, stop: int) -> None:
         self._values = torch.zeros_like(self._values)
         own = self._values[self.SLOTS * self.world.rank :]
         own[0], own[1], own[2] = float(step), float(work.sequences), work.loss
         own[3] = NO_CHECKSUM if checksum is None else checksum
-        own[4], own[5] = work.own_ms, self._memory.now()
+        own[4], own[5] = work.compute_ms, self._memory.now()
         self._values[-2 if stop == Exit.PREEMPTED else -1] = float(stop != 0)
         if self.world.world_size > 1:
             self._work = dist.all_reduce(self._values, async_op=True)
@@ -98,14 +98,14 @@ class StepExchange:
         *slots, preempted, interrupted = self._values.tolist()
         rows = [slots[i : i + self.SLOTS] for i in range(0, len(slots), self.SLOTS)]
         shares = [
-            Share(_whole(step), _whole(count), loss, checksum, own_ms, _memory(memory))
-            for step, count, loss, checksum, own_ms, memory in rows
+            RankStep(_whole(step), _whole(count), loss, checksum, compute_ms, _memory(memory))
+            for step, count, loss, checksum, compute_ms, memory in rows
         ]
         stop = Exit.INTERRUPTED if interrupted else Exit.PREEMPTED if preempted else Exit.DONE
         return StepReport(shares, int(stop))
 
 
-class Memory:
+class MemoryUse:
     """What this rank holds, in bytes, without waiting for its GPU."""
 
     def __init__(self, device: torch.device) -> None:

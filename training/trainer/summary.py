@@ -31,14 +31,14 @@ def render(run: rundir.RunDir, plan: dict[str, Any]) -> str:
         f"           {_contents(run, s['checkpoint'])}",
         f"Report     {run.report}" if run.report.exists() else "",
         f"Log        {plan['log_file']}" if plan.get("log_file") else "",
-        f"See it     ./monitor_training.sh --run={shlex.quote(run.name if _default_place(plan) else str(run.path))}",
-        f"Go on      {next_command(plan, run, **more)}",
+        f"Monitor    ./monitor_training.sh --run={shlex.quote(run.name if _default_place(plan) else str(run.path))}",
+        f"Resume     {next_command(plan, run, **more)}",
     ]
     return "\n".join(f"  {line}" for line in lines if line) + "\n"
 
 
 def _model(plan: dict[str, Any]) -> str:
-    name = tasks.of(plan)["name"]
+    name = tasks.task_of(plan)["name"]
     return f"GPT, depth {plan['config']['depth']}" if name == tasks.GPT else str(name)
 
 

@@ -38,14 +38,14 @@ class End:
     summary: Record = field(default_factory=dict)
 
 
-class Sink(Protocol):
+class Tracker(Protocol):
     def write(self, record: Record) -> None: ...
     def note(self, text: str, step: int) -> None: ...  # an event: a restart
     def close(self, end: End) -> None: ...
 
 
 def figures(record: Record) -> Iterator[tuple[str, float]]:
-    """Every number of a record by a name of its own; of a list, one number a rank, those of each rank: own_ms/rank0."""
+    """Every number of a record by a name of its own; of a list, one number a rank, those of each rank: compute_ms/rank0."""
     for name, value in record.items():
         if isinstance(value, list):
             yield from figures({f"{name}/rank{rank}": one for rank, one in enumerate(value)})
@@ -148,9 +148,9 @@ def _wandb_id(run: rundir.RunDir) -> str:
 class Trackers:
     """The queue and its thread. `makers`: name → what makes it, given the first step."""
 
-    def __init__(self, makers: Mapping[str, Callable[[int], Sink]]) -> None:
+    def __init__(self, makers: Mapping[str, Callable[[int], Tracker]]) -> None:
         self._makers, self._started, self._dropped = makers, False, 0
-        self._queue: queue.Queue[Callable[[Sink], None] | None] = queue.Queue(QUEUE_LENGTH)
+        self._queue: queue.Queue[Callable[[Tracker], None] | None] = queue.Queue(QUEUE_LENGTH)
         self._thread = threading.Thread(target=self._serve, name="trackers", daemon=True)
         self._ready = threading.Event()  # each has started, or failed to
         self._first = 0
@@ -174,14 +174,14 @@ class Trackers:
         if self._started:
             self._put(lambda sink: sink.note(text, step))
 
-    def _put(self, action: Callable[[Sink], None]) -> None:
+    def _put(self, action: Callable[[Tracker], None]) -> None:
         try:
             self._queue.put_nowait(action)
         except queue.Full:
             self._dropped += 1
 
     def _serve(self) -> None:
-        sinks: dict[str, Sink] = {}
+        sinks: dict[str, Tracker] = {}
         for name, make in self._makers.items():
             self._guarded(name, sinks, lambda name=name, make=make: sinks.__setitem__(name, make(self._first)))  # type: ignore[misc]
         self._ready.set()
@@ -196,7 +196,7 @@ class Trackers:
         for name in list(sinks):
             self._guarded(name, sinks, lambda name=name: sinks[name].close(end))  # type: ignore[misc]
 
-    def _guarded(self, name: str, sinks: dict[str, Sink], action: Callable[[], None]) -> None:
+    def _guarded(self, name: str, sinks: dict[str, Tracker], action: Callable[[], None]) -> None:
         self._in = name
         try:
             action()

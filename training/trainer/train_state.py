@@ -16,18 +16,18 @@ from training.config.batch import Batch
 from training.config.schema import Config
 from training.core import heartbeat, log, next_command, phase_timeouts, rundir, units
 from training.core.errors import Problem, UserError
-from training.data.batch_dataset import Rows
-from training.data.duration import Length, plan_length
+from training.data.batch_dataset import BatchDataset
+from training.data.duration import TrainingLength, plan_length
 from training.data.loader import Batches
 from training.inspector.distributed import World
 from training.tasks import optim
 from training.tasks.base import Task
 from training.trainer import checkpoint
-from training.trainer.async_checkpoint import PHASE, Saver
+from training.trainer.async_checkpoint import PHASE, AsyncCheckpointer
 
 
 @dataclass
-class Session:
+class TrainState:
     """One rank's training of a task: `raw` is the bare model, `model` what the loop calls (DDP around it when there are several
     ranks)."""
 
@@ -35,17 +35,17 @@ class Session:
     run: rundir.RunDir
     world: World
     batch: Batch
-    length: Length
+    length: TrainingLength
     task: Task
     raw: torch.nn.Module
     weights: list[torch.nn.Parameter]  # of raw: walking through its modules at each step would cost as much as a small kernel
     model: torch.nn.Module
     optimizer: optim.Optimizers
     batches: Batches
-    validation: Rows | None
+    validation: BatchDataset | None
     autocast: torch.autocast
-    position: checkpoint.Position
-    saver: Saver
+    position: checkpoint.TrainProgress
+    saver: AsyncCheckpointer
     facts: dict[str, Any]  # of every checkpoint: what a resume compares
 
     @property
@@ -57,7 +57,7 @@ class Session:
         """The time limit of a barrier of the training."""
         return phase_timeouts.backstop_s(self.config.hang_timeout, supervised="DUET_SUPERVISED" in os.environ)
 
-    def steps_left(self, position: checkpoint.Position) -> int:
+    def steps_left(self, position: checkpoint.TrainProgress) -> int:
         """Whole steps until the end of this epoch."""
         return max(0, len(self.batches.dataset) - position.used) // self.batches.step_sequences
 
@@ -65,7 +65,7 @@ class Session:
         """Gradients are exchanged in the last micro-batch of a step only."""
         return nullcontext() if last or not isinstance(self.model, DistributedDataParallel) else self.model.no_sync()
 
-    def save(self, position: checkpoint.Position, *, required: bool) -> None:
+    def save(self, position: checkpoint.TrainProgress, *, required: bool) -> None:
         """Rank 0 copies the state and lets it be written; with `required` it is on the disk afterwards (OSError). A collective."""
         self.optimizer.gather()
         heartbeat.current.beat(PHASE)
@@ -75,7 +75,7 @@ class Session:
         self.saver.save(position, state, self.facts, required=required)
 
 
-def begin(plan: dict[str, Any], run: rundir.RunDir, world: World, task: Task) -> Session:
+def begin(plan: dict[str, Any], run: rundir.RunDir, world: World, task: Task) -> TrainState:
     """Build everything on this rank. The same seed on every rank; DDP copies rank 0's weights anyway."""
     config, batch = task.config, Batch(**plan["batch"])
     torch.manual_seed(config.seed)
@@ -91,7 +91,7 @@ def begin(plan: dict[str, Any], run: rundir.RunDir, world: World, task: Task) ->
         "run": run.name,
         **task.facts(),
     }
-    position = checkpoint.Position()
+    position = checkpoint.TrainProgress()
     loaded = checkpoint.latest(run.checkpoints)
     if loaded:
         position = loaded.position
@@ -120,7 +120,7 @@ def begin(plan: dict[str, Any], run: rundir.RunDir, world: World, task: Task) ->
     autocast = torch.autocast(world.device.type, torch.bfloat16, enabled=plan["precision"]["value"] == "bf16")
     if world.world_size > 2:
         _settle_buckets(model, task, autocast, optimizer, train, batch)
-    return Session(
+    return TrainState(
         config=config,
         run=run,
         world=world,
@@ -140,7 +140,7 @@ def begin(plan: dict[str, Any], run: rundir.RunDir, world: World, task: Task) ->
     )
 
 
-def _load(raw: torch.nn.Module, optimizer: optim.Optimizers, loaded: checkpoint.Loaded) -> None:
+def _load(raw: torch.nn.Module, optimizer: optim.Optimizers, loaded: checkpoint.LoadedCheckpoint) -> None:
     """Raises UserError when the checkpoint is of another model."""
     try:
         raw.load_state_dict(loaded.state["model"])
@@ -150,7 +150,7 @@ def _load(raw: torch.nn.Module, optimizer: optim.Optimizers, loaded: checkpoint.
         raise UserError(Problem(what, "the same model as when it was saved")) from error
 
 
-def _saver(run: rundir.RunDir, config: Config, resume: str) -> Saver:
+def _saver(run: rundir.RunDir, config: Config, resume: str) -> AsyncCheckpointer:
     def saved(step: int, path: Path) -> None:
         run.event("checkpoint", step=step, path=str(path))
 
@@ -158,7 +158,7 @@ def _saver(run: rundir.RunDir, config: Config, resume: str) -> Saver:
         log.warning(text)
         run.event("warning", text=text)
 
-    return Saver(run.checkpoints, config.keep_checkpoints, saved, warned, resume)
+    return AsyncCheckpointer(run.checkpoints, config.keep_checkpoints, saved, warned, resume)
 
 
 def _wrap(raw: torch.nn.Module, task: Task, plan: dict[str, Any], world: World) -> torch.nn.Module:
@@ -179,7 +179,7 @@ def _wrap(raw: torch.nn.Module, task: Task, plan: dict[str, Any], world: World) 
 
 
 def _settle_buckets(
-    model: torch.nn.Module, task: Task, autocast: torch.autocast, optimizer: optim.Optimizers, train: Rows, batch: Batch
+    model: torch.nn.Module, task: Task, autocast: torch.autocast, optimizer: optim.Optimizers, train: BatchDataset, batch: Batch
 ) -> None:
     """DDP lays out its buckets anew after the first backward pass, which changes the order of sums over more than two ranks. A
     pass that counts for nothing brings the layout of all later steps at once: a resumed run sums as one that never stopped."""
@@ -203,7 +203,7 @@ def _buffers(raw: torch.nn.Module) -> dict[str, Any]:
     return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": bool(state)}
 
 
-def _tell_resume(loaded: checkpoint.Loaded, run: rundir.RunDir, world: World) -> None:
+def _tell_resume(loaded: checkpoint.LoadedCheckpoint, run: rundir.RunDir, world: World) -> None:
     if world.rank != 0:
         return
     saved_ranks = loaded.manifest["world_size"]

@@ -19,13 +19,13 @@ from training.host import allocator, process
 from training.trainer import flight_recorder_server
 
 if TYPE_CHECKING:
-    from training.data.prepare import Prepared
+    from training.data.prepare import PreparedCorpus
     from training.inspector.distributed import World
 
 Plan = dict[str, Any]
 
 
-class Ending(Protocol):
+class PostRunHook(Protocol):
     """What follows the run on rank 0 where nobody supervises (training.launcher.post_run)."""
 
     begun: bool
@@ -63,12 +63,12 @@ def stacks_on_request(run: rundir.RunDir, rank: int) -> None:
     faulthandler.enable(file=file, all_threads=True)
 
 
-def live(run: rundir.RunDir, plan: Plan, world: World, ending: Ending | None) -> Exit:
+def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | None) -> Exit:
     """Train and, on rank 0, write the summary. `ending`: on rank 0 without a supervisor."""
     from training import tasks
     from training.inspector.distributed import barrier, cleanup
     from training.trainer import error_file, evaluate, finish, loop, metrics_writer, summary, train_state
-    from training.trainer.metrics_writer import Recorder
+    from training.trainer.metrics_writer import MetricsWriter
     from training.trainer.step_stats import StopRequest
 
     stop = StopRequest()
@@ -84,7 +84,7 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: Ending | None) ->
     setup = train_state.begin(plan, run, world, tasks.make(plan, world.device, data))
     recorder = None
     if world.rank == 0:
-        recorder = Recorder(run, setup.config, plan["config"] | tasks.of(plan)["options"], metrics_writer.login(plan))
+        recorder = MetricsWriter(run, setup.config, plan["config"] | tasks.task_of(plan)["options"], metrics_writer.login(plan))
         log.raw(finish.banner(world, setup, recorder.wandb))
         if setup.position.step >= setup.length.total_steps:
             log.warning(
@@ -109,7 +109,7 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: Ending | None) ->
     return code
 
 
-def _data(run: rundir.RunDir, plan: Plan, world: World) -> Prepared | None:
+def _data(run: rundir.RunDir, plan: Plan, world: World) -> PreparedCorpus | None:
     """Prepared by the supervisor, without one by rank 0; the others wait for its file, without a collective that could time out.
     None: there is nothing to prepare."""
     from training import tasks
@@ -137,7 +137,7 @@ def _prove_rank_0_lives() -> None:
         raise RuntimeError("rank 0 has ended while the others waited for its data") from error
 
 
-def _prepare_alone(run: rundir.RunDir, plan: Plan) -> Prepared:
+def _prepare_alone(run: rundir.RunDir, plan: Plan) -> PreparedCorpus:
     """What the supervisor does where there is one. A resumed run whose new data is refused is again what it was."""
     from training.plan import writer
     from training.trainer import prepared_cache

@@ -4,28 +4,28 @@ behind, who does not stand where ranks wait for each other. Where none of it tel
 from __future__ import annotations
 
 from training.core import phases
-from training.watchdog.hang_report import BLOCKED, DESYNC, HANG, STOPPED, Finding
+from training.watchdog.hang_report import BLOCKED, DESYNC, HANG, STOPPED, HangFinding
 from training.watchdog.probes import flight_recorder
 from training.watchdog.probes.flight_recorder import Call
-from training.watchdog.probes.snapshot import Evidence, Seen
+from training.watchdog.probes.snapshot import ProcessActivity, RankSnapshot
 from training.watchdog.probes.stacks import Frame, Stack, own, waits_for_worker
 
 SPINNING = 0.8  # CPU share from which a main thread that gets nowhere is said to spin
 READING_BYTES = 1 << 16  # moved between the looks: slow storage, not a standstill
 
 
-def behind(everything: list[Evidence]) -> list[Evidence]:
+def behind(everything: list[RankSnapshot]) -> list[RankSnapshot]:
     """The ranks that no other one waits behind: one, several, or all of them."""
     lowest = min(phases.place(e.beat) for e in everything)
     return [e for e in everything if phases.place(e.beat) == lowest]
 
 
-def still_reading(e: Evidence) -> bool:
+def still_reading(e: RankSnapshot) -> bool:
     """What it reads comes slowly, but it comes."""
     return phases.reads(e.beat.phase) and sum(s.io_bytes for s in (e.process, *e.workers)) > READING_BYTES
 
 
-def judge(everything: list[Evidence]) -> Finding:
+def find_culprit(everything: list[RankSnapshot]) -> HangFinding:
     """`everything`: of the ranks that have not finished; at least one of them is overdue."""
     for e in everything:
         if e.process.always("T"):
@@ -46,22 +46,22 @@ def judge(everything: list[Evidence]) -> Finding:
             how = f"all ranks wait for each other, {where}" + (": the network between them, or a device" if "same" in where else "")
         else:
             how = f"the ranks stand still, {where}"
-        return Finding(HANG, None, None, how, places, _stacks(everything), min(e.beat.age_s for e in last))
+        return HangFinding(HANG, None, None, how, places, _stacks(everything), min(e.beat.age_s for e in last))
     if guilty.process.always("D"):
         return _finding(BLOCKED, guilty, everything, f"is blocked in I/O ({guilty.process.waits_in or 'uninterruptible'})")
     return _finding(HANG, guilty, everything, _how(guilty))
 
 
-def _busy_elsewhere(e: Evidence) -> bool:
+def _busy_elsewhere(e: RankSnapshot) -> bool:
     """Does it stand where nobody waits for other ranks? Without a stack only a process that is blocked for sure."""
     return e.collective is None if e.process.threads else e.process.always("D") or not phases.waits(e.beat.phase)
 
 
-def _alone(found: list[Evidence]) -> Evidence | None:
+def _alone(found: list[RankSnapshot]) -> RankSnapshot | None:
     return found[0] if len(found) == 1 else None
 
 
-def _fewest_calls(everything: list[Evidence], calls: dict[int, list[Call]]) -> Evidence | None:
+def _fewest_calls(everything: list[RankSnapshot], calls: dict[int, list[Call]]) -> RankSnapshot | None:
     """The one rank that has not yet called the collective in which all others wait."""
     if len(calls) < len(everything) or len(everything) < 2:
         return None
@@ -70,16 +70,16 @@ def _fewest_calls(everything: list[Evidence], calls: dict[int, list[Call]]) -> E
     return _alone(fewest)
 
 
-def _finding(kind: str, guilty: Evidence | None, everything: list[Evidence], how: str) -> Finding:
+def _finding(kind: str, guilty: RankSnapshot | None, everything: list[RankSnapshot], how: str) -> HangFinding:
     others = {e.rank: _stands(e) for e in everything if e is not guilty}
     if guilty is None:
-        return Finding(kind, None, None, how, others, _stacks(everything), min(e.beat.age_s for e in everything))
+        return HangFinding(kind, None, None, how, others, _stacks(everything), min(e.beat.age_s for e in everything))
     where, worker = _where(guilty), _guilty_worker(guilty)
     told = _stacks(everything) | ({guilty.rank: worker.stacks[-1]} if worker else {})
-    return Finding(kind, guilty.rank, f"{where.file}:{where.line}" if where else None, how, others, told, guilty.beat.age_s)
+    return HangFinding(kind, guilty.rank, f"{where.file}:{where.line}" if where else None, how, others, told, guilty.beat.age_s)
 
 
-def _how(e: Evidence) -> str:
+def _how(e: RankSnapshot) -> str:
     if worker := _guilty_worker(e):
         state = "is stopped" if worker.always("T") else f"stands at {worker.own_frame}" if worker.own_frame else "does nothing"
         return f"waits for its data-loader worker (pid {worker.pid}), which {state}"
@@ -91,7 +91,7 @@ def _how(e: Evidence) -> str:
     return f"waits in {e.collective}, which the others have left" if e.collective else f"stands at {_where(e)}"
 
 
-def _guilty_worker(e: Evidence) -> Seen | None:
+def _guilty_worker(e: RankSnapshot) -> ProcessActivity | None:
     main = e.process.main
     if not e.workers or not (main and waits_for_worker(main)):
         return None
@@ -100,17 +100,17 @@ def _guilty_worker(e: Evidence) -> Seen | None:
     return stuck[0] if stuck else e.workers[0]
 
 
-def _where(e: Evidence) -> Frame | None:
+def _where(e: RankSnapshot) -> Frame | None:
     worker = _guilty_worker(e)
     if worker and worker.own_frame:
         return worker.own_frame
     return e.in_hook or (own(e.process.main.frames) if e.process.main else None)
 
 
-def _stands(e: Evidence) -> str:
+def _stands(e: RankSnapshot) -> str:
     frame = own(e.process.main.frames) if e.process.main else None
     return f"{e.beat}" + (f", waits in {e.collective}" if e.collective else "") + (f" at {frame}" if frame else "")
 
 
-def _stacks(everything: list[Evidence]) -> dict[int, Stack | str]:
+def _stacks(everything: list[RankSnapshot]) -> dict[int, Stack | str]:
     return {e.rank: e.process.stacks[-1] for e in everything if e.process.stacks}

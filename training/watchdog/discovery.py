@@ -31,13 +31,13 @@ def of_run(path: Path) -> dict[int, int]:
             elsewhere.add(str(facts.get("host")))
             continue
         for entry in facts.get("ranks", []):
-            process = procfs.look(entry["pid"])
+            process = procfs.read_process(entry["pid"])
             # A number that another process has got meanwhile: ours is the supervisor's child.
             if process is None or process.state in "ZX" or process.parent != facts["pid"]:
                 continue
             found |= {entry["rank"]: entry["pid"]} if entry["rank"] is not None else below(entry["pid"])
     for beat in heartbeat.read_all(run.heartbeats) if not found else []:  # started by somebody else's torchrun
-        process = procfs.look(beat.pid)
+        process = procfs.read_process(beat.pid)
         if process and process.state not in "ZX" and beat.phase != heartbeat.FINISHED and _holds(beat.pid, run.heartbeat(beat.rank)):
             found[beat.rank] = beat.pid
     if not found:
@@ -53,7 +53,7 @@ def of_run(path: Path) -> dict[int, int]:
 def of_process(pid: int) -> dict[int, int]:
     """rank → pid, of the training to which this process belongs: a rank, a worker of one, or what has started the ranks. A single
     Python process without ranks is rank 0. Raises UserError."""
-    process = procfs.look(pid)
+    process = procfs.read_process(pid)
     if process is None or process.state in "ZX":
         raise UserError(Problem(f"there is no process {pid} (--pid)", "", ["pgrep -af python   # all Python processes, with their pids"]))
     if process.parent != 0 and not os.access(f"/proc/{pid}/environ", os.R_OK):
@@ -66,11 +66,11 @@ def of_process(pid: int) -> dict[int, int]:
             return {0: pid}
     else:
         # Its siblings: those below the same parent, or further up where each has a shell of its own, that meet at the same place.
-        mine, found, above = _meeting(top), {}, procfs.look(top)
+        mine, found, above = _meeting(top), {}, procfs.read_process(top)
         found = {_number(top): [top]}
         while above and above.parent > 1 and len(found) < _world(top):
             found = {r: p for r, pids in _below(above.parent).items() if (p := [q for q in pids if _meeting(q) == mine])} or found
-            above = procfs.look(above.parent)
+            above = procfs.read_process(above.parent)
     if not found:
         fixes = ["pgrep -af python   # all Python processes, with their pids"]
         raise UserError(Problem(f"process {pid} (--pid: {process.command[:80]}) is not Python, and no rank is below it", "", fixes))
@@ -112,14 +112,14 @@ def _starts_ranks(pid: int) -> bool:
 
 def _top(pid: int) -> int | None:
     """The rank to which this process belongs, itself or above it; None: to none."""
-    found, now = None, procfs.look(pid)
+    found, now = None, procfs.read_process(pid)
     number = _number(pid) if _has_number(pid) else None
     while now and now.pid > 1 and number is not None:
         if not _has_number(now.pid) or _number(now.pid) != number or _starts_ranks(now.pid):
             break
         if procfs.is_python(now.pid):
             found = now.pid
-        now = procfs.look(now.parent)
+        now = procfs.read_process(now.parent)
     return found
 
 

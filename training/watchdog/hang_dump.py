@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from training.core import log, rundir
-from training.watchdog.hang_report import Finding
+from training.watchdog.hang_report import HangFinding
 
 
-def keep(run: rundir.RunDir, found: Finding, texts: Mapping[int, str]) -> Finding:
+def keep(run: rundir.RunDir, found: HangFinding, texts: Mapping[int, str]) -> HangFinding:
     """`texts`: rank → what was seen of it. A full disk is said; the finding counts all the same."""
     folder = run.hangs / time.strftime("%Y%m%d_%H%M%S")
     told = {"kind": found.kind, "rank": found.rank, "where": found.where, "phase": found.phase, "text": found.sentence()}

@@ -10,7 +10,7 @@ HANG, STOPPED, BLOCKED, DESYNC, UNEVEN = "hang", "stopped", "blocked", "desync",
 
 
 @dataclass(frozen=True)
-class Finding:
+class HangFinding:
     """`rank` is None where nobody can be blamed."""
 
     kind: str

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from training.core import heartbeat, log, phase_timeouts, phases, rundir
-from training.core.heartbeat import Beat
-from training.core.phase_timeouts import START_S, Budgets
+from training.core.heartbeat import HeartbeatRecord
+from training.core.phase_timeouts import START_S, PhaseTimeouts
 from training.watchdog import culprit, hang_dump
-from training.watchdog.hang_report import HANG, STOPPED, Finding
+from training.watchdog.hang_report import HANG, STOPPED, HangFinding
 from training.watchdog.probes import procfs, snapshot
 from training.watchdog.probes.procfs import Process
 from training.watchdog.probes.sampling import IDLE_BYTES, IDLE_FAULTS, IDLE_SHARE
@@ -35,14 +35,14 @@ def elsewhere_s(floor_s: float) -> float:
     return phase_timeouts.backstop_s(floor_s, supervised=True)
 
 
-class Watch:
+class HeartbeatWatchdog:
     """Of one start; `look()` is called a few times a second. Without `acts` it says nothing and writes nothing."""
 
     def __init__(self, run: rundir.RunDir, plan: Mapping[str, Any], ranks: range, *, acts: bool = True) -> None:
         self.run, self.ranks, self._acts = run, ranks, acts
         self.others_elsewhere = len(ranks) < plan["ranks"]
         self.floor_s = float(plan["config"]["hang_timeout"])
-        self._budgets = Budgets(self.floor_s, compiled=bool(plan["compile"]["value"]))
+        self._budgets = PhaseTimeouts(self.floor_s, compiled=bool(plan["compile"]["value"]))
         self._readings, self._starved = heartbeat.Readings(run.heartbeats, ranks), Starved()
         self._quiet: dict[int, tuple[float, Process, float]] = {}  # without a heartbeat: since when, what it had done and waited for
         self._unread_since: float | None = None
@@ -52,7 +52,7 @@ class Watch:
         self._begun = self._looked = time.monotonic()
         self._awake = 0.0
 
-    def look(self, pids: Mapping[int, int]) -> Finding | None:
+    def look(self, pids: Mapping[int, int]) -> HangFinding | None:
         """`pids`: of the ranks that live, each as it was started; empty under torchrun: as they tell themselves. A finding is certain:
         its run can be ended."""
         if not self.floor_s:
@@ -71,7 +71,7 @@ class Watch:
             self._next_roll = now + ROLL_S
             self._budgets.roll([self.run.heartbeat(b.rank) for b in beats])
         stopped = self._look_for_stopped(pids, now)
-        overdue: list[Beat] = []
+        overdue: list[HeartbeatRecord] = []
         if self._all_read(pids, now):
             self._tell_missing(beats)
             overdue = self._overdue(beats, pids)
@@ -81,10 +81,10 @@ class Watch:
             return None
         return self._examine(beats, pids, overdue, stopped)
 
-    def _absent(self, rank: int, pids: Mapping[int, int], now: float) -> Finding | None:
+    def _absent(self, rank: int, pids: Mapping[int, int], now: float) -> HangFinding | None:
         """Never seen, in any look of this start. One that computes, reads or waits for a core is still on its way."""
         since, pid = max(self._begun, self._awake), pids[rank]
-        process = procfs.look(pid)
+        process = procfs.read_process(pid)
         if now - since <= START_S or process is None or process.state in "ZX":
             return None
         known, waited = self._quiet.get(rank), sum(queued(pid).values())
@@ -102,7 +102,7 @@ class Watch:
             self._say(f"rank {rank} has had no heartbeat for {now - since:.0f} s; its process still works: slow, not stuck")
             return None
         how = "has sent no heartbeat since it was started: its Python does not reach the training"
-        return hang_dump.keep(self.run, Finding(HANG, rank, None, how, {}, {}, now - since), {})
+        return hang_dump.keep(self.run, HangFinding(HANG, rank, None, how, {}, {}, now - since), {})
 
     def _all_read(self, pids: Mapping[int, int], now: float) -> bool:
         """What cannot be read now proves nothing: no limit counts meanwhile."""
@@ -116,14 +116,14 @@ class Watch:
             self._say(f"hang detection is off: unreadable heartbeat ({files})")
         return False
 
-    def patience_s(self, beat: Beat) -> float:
+    def patience_s(self, beat: HeartbeatRecord) -> float:
         """Twice what its phase usually takes: for a rank that has been asked to stop."""
         return 2 * self._budgets.usual_s(beat, self.run.heartbeat(beat.rank))
 
-    def budget_s(self, beat: Beat) -> float:
+    def budget_s(self, beat: HeartbeatRecord) -> float:
         return self._budgets.seconds(beat, self.run.heartbeat(beat.rank))
 
-    def _overdue(self, beats: list[Beat], pids: Mapping[int, int]) -> list[Beat]:
+    def _overdue(self, beats: list[HeartbeatRecord], pids: Mapping[int, int]) -> list[HeartbeatRecord]:
         """The ranks that no other one is behind, when all of them are over their budget. Only the slowest rank's budget counts."""
         if not beats:
             return []
@@ -144,7 +144,7 @@ class Watch:
         """A rank that is stopped by a signal does not come back by itself; it is told before its phase is overdue. Who stops them all
         has a reason."""
         for rank, pid in pids.items():
-            process = procfs.look(pid)
+            process = procfs.read_process(pid)
             if process is None or process.state not in ("T", "t"):
                 self._stopped.pop(rank, None)
                 continue
@@ -164,7 +164,7 @@ class Watch:
             log.error(f"{text}{end}")
             self.run.event("verdict", kind=STOPPED, rank=rank, where=None, phase=str(beat), text=text, since_s=STOPPED_S, final=False)
 
-    def _tell_missing(self, beats: list[Beat]) -> None:
+    def _tell_missing(self, beats: list[HeartbeatRecord]) -> None:
         """Some have arrived at the meeting point, others have not."""
         there = [b for b in beats if b.phase == "meeting the other ranks" and b.age_s > MISSING_S]
         missing = {
@@ -181,7 +181,9 @@ class Watch:
             log.warning(text)
             self.run.event("warning", text=text, **facts)
 
-    def _examine(self, beats: list[Beat], pids: Mapping[int, int], overdue: list[Beat], stopped: int | None) -> Finding | None:
+    def _examine(
+        self, beats: list[HeartbeatRecord], pids: Mapping[int, int], overdue: list[HeartbeatRecord], stopped: int | None
+    ) -> HangFinding | None:
         self._next_look = time.monotonic() + AGAIN * self.floor_s  # if this one finds nothing
         if stopped is None and any(self._gets_no_core(b, pids[b.rank]) for b in overdue):
             return None
@@ -192,7 +194,7 @@ class Watch:
             return None  # it has gone on, or its end is noticed elsewhere
         if stopped is None and self._only_slow(culprit.behind(seen)):
             return None
-        found = culprit.judge(seen)
+        found = culprit.find_culprit(seen)
         if moved and found.kind != STOPPED:
             return None  # it was stopped, and has been continued meanwhile
         if self.others_elsewhere and found.rank is None and found.kind == HANG and found.since_s < elsewhere_s(self.floor_s):
@@ -201,7 +203,7 @@ class Watch:
         found = replace(found, phase=str(beat) if beat else None)
         return hang_dump.keep(self.run, found, snapshot.texts(seen)) if self._acts else found
 
-    def _gets_no_core(self, beat: Beat, pid: int) -> bool:
+    def _gets_no_core(self, beat: HeartbeatRecord, pid: int) -> bool:
         """It would run if the machine let it: time in which it waits for a core does not count, within a limit."""
         starved, budget = self._starved.seconds(beat, pid), self.budget_s(beat)
         if not starved or beat.age_s - starved > budget or beat.age_s > READING_TIMES * budget:
@@ -209,7 +211,7 @@ class Watch:
         self._say(f"rank {beat.rank} is in '{beat}' for {beat.age_s:.0f} s and waits for a CPU core: the machine is overloaded")
         return True
 
-    def _only_slow(self, last: list[snapshot.Evidence]) -> bool:
+    def _only_slow(self, last: list[snapshot.RankSnapshot]) -> bool:
         """What comes slowly from a disk gets some more time."""
         reading = next((e for e in last if culprit.still_reading(e)), None)
         if reading is None:
@@ -218,7 +220,9 @@ class Watch:
         return reading.beat.age_s < READING_TIMES * self.budget_s(reading.beat)
 
 
-def look_once(run: rundir.RunDir, plan: Mapping[str, Any], pids: Mapping[int, int], floor_s: float) -> Finding | None:
+def look_once(run: rundir.RunDir, plan: Mapping[str, Any], pids: Mapping[int, int], floor_s: float) -> HangFinding | None:
     """For one who comes later and changes nothing: a rank that is overdue by `floor_s`, and what keeps it there."""
-    watch = Watch(run, {**plan, "config": {**plan["config"], "hang_timeout": floor_s}}, range(min(pids), max(pids) + 1), acts=False)
+    watch = HeartbeatWatchdog(
+        run, {**plan, "config": {**plan["config"], "hang_timeout": floor_s}}, range(min(pids), max(pids) + 1), acts=False
+    )
     return watch.look(pids)

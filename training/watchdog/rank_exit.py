@@ -21,7 +21,7 @@ MIXED_UP = re.compile(r"op\.preamble\.\S+ \S+ \S+ (\d+) vs (\d+)")
 
 
 @dataclass(frozen=True)
-class Death:
+class RankExit:
     """`rank` is the guilty one: what another rank did can be noticed by this one. None where it can not be told."""
 
     kind: str
@@ -55,12 +55,12 @@ def left_before(run: rundir.RunDir, rank: int, gone: Sequence[tuple[int | None, 
     return next((other for other in left if other != rank), None)
 
 
-def explain(run: rundir.RunDir, rank: int, status: int, alive: Iterable[int], log_from: Mapping[Path, int]) -> Death:
+def explain(run: rundir.RunDir, rank: int, status: int, alive: Iterable[int], log_from: Mapping[Path, int]) -> RankExit:
     """`alive`: the ranks that are still there; `log_from`: log → where the words of this start begin."""
     if error := rundir.read_json(run.rank_error(rank)):
         if error["type"] == exception_cause.LEFT:
-            return Death(DIED, rank, error["where"] or None, exception_cause.left(error))
-        return Death(ERROR, error["guilty_rank"], error["where"], f"{error['type']}: {one_line(error['message'])[:200]}")
+            return RankExit(DIED, rank, error["where"] or None, exception_cause.left(error))
+        return RankExit(ERROR, error["guilty_rank"], error["where"], f"{error['type']}: {one_line(error['message'])[:200]}")
     stack = stacks.from_faulthandler(run.ranks / f"rank{rank}.stacks")  # a crash leaves it
     frame = stacks.own(stack.main.frames) if stack and stack.main else None
     where = f"{frame.file}:{frame.line}" if frame else None
@@ -73,5 +73,5 @@ def explain(run: rundir.RunDir, rank: int, status: int, alive: Iterable[int], lo
         how = f"rank {rank} got {sizes[1]} bytes where its {inside or 'collective'} awaits {sizes[2]}, and was aborted by gloo"
         last = {other: calls[-1] for other in alive if (calls := flight_recorder.read(run.ranks, other))}
         others = "; ".join(f"rank {other} is in collective {call.number}, {call}" for other, call in last.items())
-        return Death(DESYNC, None, where, f"{how}: the ranks do not call the same" + (f"; {others}" if others else ""))
-    return Death(DIED, rank, where, exit_status.how(status))
+        return RankExit(DESYNC, None, where, f"{how}: the ranks do not call the same" + (f"; {others}" if others else ""))
+    return RankExit(DIED, rank, where, exit_status.how(status))

@@ -17,7 +17,7 @@ from dataclasses import replace
 from training.core import log
 from training.core.phase_timeouts import SHARE, TIMES  # of the silences so far
 from training.watchdog import stall_detector
-from training.watchdog.hang_report import STOPPED, Finding
+from training.watchdog.hang_report import STOPPED, HangFinding
 from training.watchdog.heartbeat_watchdog import STOPPED_S
 from training.watchdog.probes import procfs, stacks
 from training.watchdog.probes.sampling import Sample, take
@@ -60,7 +60,7 @@ class ScriptWatch:
         self._sampler: threading.Thread | None = None
         self._closing = threading.Event()
         self._sampled_at = 0.0
-        self._verdict: tuple[list[Sample], Finding | str] | None = None
+        self._verdict: tuple[list[Sample], HangFinding | str] | None = None
         self._loops = 0  # verdicts in a row that tell of a loop
         self._stopped: dict[int, float] = {}  # rank → since when
         self._said: set[str] = set()
@@ -82,7 +82,7 @@ class ScriptWatch:
         usual = gaps[min(len(gaps) - 1, int(SHARE * len(gaps)))] if gaps else 0.0
         return max(self.floor_s, TIMES * usual)
 
-    def look(self, pids: Mapping[int, int], ended: Mapping[int, int] | None = None) -> Finding | None:
+    def look(self, pids: Mapping[int, int], ended: Mapping[int, int] | None = None) -> HangFinding | None:
         """Called a few times a second with the ranks that live (rank → pid) and those that do not (rank → status). Samples are taken
         by a thread of their own. A finding is certain: its run can be ended."""
         now = time.monotonic()
@@ -113,7 +113,7 @@ class ScriptWatch:
         if self._sampler:
             self._sampler.join()
 
-    def _told(self, silent: float, patience: float, stopped: bool) -> Finding | None:
+    def _told(self, silent: float, patience: float, stopped: bool) -> HangFinding | None:
         of, found = self._verdict or (None, "")
         if of is not self._samples or (silent < patience and not stopped):
             return None
@@ -145,7 +145,7 @@ class ScriptWatch:
     def _look_for_stopped(self, pids: Mapping[int, int], now: float) -> bool:
         """Is a rank stopped for long, and not all of them? It does not come back by itself; who stops all has a reason."""
         for rank, pid in pids.items():
-            process = procfs.look(pid)
+            process = procfs.read_process(pid)
             if process is None or process.state not in "Tt":
                 self._stopped.pop(rank, None)
             elif now - self._stopped.setdefault(rank, now) > STOPPED_S:
@@ -170,7 +170,7 @@ class ScriptWatch:
 
     def _judged(
         self, samples: list[Sample], pids: dict[int, int], ended: dict[int, int], silent: float, patience: float, stopped: bool
-    ) -> Finding | str:
+    ) -> HangFinding | str:
         samples.append(take(pids))
         if samples[-1].looks.keys() != samples[0].looks.keys():
             del samples[:-1]  # a rank has ended
@@ -178,15 +178,15 @@ class ScriptWatch:
         # At first the second half of the silence, and as long as it takes once there is so much.
         window = 2 * LEAST_S if stopped else min(patience, max(silent - patience / 2, patience / 2))
         burst = functools.cache(self._burst) if silent > SPIN_TIMES * patience and self._training else None
-        told: Finding | str = "not looked at for long enough"
+        told: HangFinding | str = "not looked at for long enough"
         windows = [(window, False)] + ([(ALONE_TIMES * patience, True)] if silent > ALONE_TIMES * patience else [])
         for seconds, alone in windows:
             if isinstance(told, str) and (part := last(samples, seconds)):
-                told = stall_detector.judge(part, ended, burst=burst, elsewhere=self.others_elsewhere, alone=alone)
+                told = stall_detector.detect_stall(part, ended, burst=burst, elsewhere=self.others_elsewhere, alone=alone)
                 told = self._doubted(told, alone)
         return told
 
-    def _doubted(self, told: Finding | str, alone: bool) -> Finding | str:
+    def _doubted(self, told: HangFinding | str, alone: bool) -> HangFinding | str:
         """Who waits for a GPU waits for other ranks only where a collective is pending; without one the GPU computes."""
         if isinstance(told, str) or told.kind == STOPPED:
             return told

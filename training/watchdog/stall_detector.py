@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from training.watchdog.hang_report import BLOCKED, HANG, STOPPED, UNEVEN, Finding
+from training.watchdog.hang_report import BLOCKED, HANG, STOPPED, UNEVEN, HangFinding
 from training.watchdog.probes import procfs, stacks
-from training.watchdog.probes.sampling import IDLE_SHARE, Course, Sample, courses
+from training.watchdog.probes.sampling import IDLE_SHARE, RankTrace, Sample, courses
 from training.watchdog.probes.stacks import Frame, Stack, in_collective, own, saves, waits_for_device, waits_for_worker
 
 # How some of the sentences begin, for those who want to tell them apart.
@@ -20,14 +20,14 @@ BURST_GIL, BURST_LIMIT_S = 0.9, 10.0
 Burst = Callable[[int], list[Stack | str]]
 
 
-def judge(
+def detect_stall(
     samples: Sequence[Sample],
     ended: Mapping[int, int],
     *,
     burst: Burst | None = None,
     elsewhere: bool = False,
     alone: bool = False,
-) -> Finding | str:
+) -> HangFinding | str:
     """`samples`: of at least two moments. `ended`: rank → status of those that are gone. `elsewhere`: ranks of other machines may be
     waited for. `burst`: takes many stacks of a pid in a row; without it an endless loop is never told from a long computation.
     `alone`: they reach back so far that a data loader which gets nothing is a standstill also where no rank waits for another, and a
@@ -67,7 +67,7 @@ def judge(
     return _finding(BLOCKED if c.always("D") else HANG, c, how, seen)
 
 
-def waits(c: Course) -> str | None:
+def waits(c: RankTrace) -> str | None:
     """What this rank waits in for other ranks or for its GPU, all the time and in the same place; None: it does not."""
     main = c.last.main
     if main is None or not c.same_place or c.children_work:
@@ -82,19 +82,19 @@ def waits(c: Course) -> str | None:
     return name if c.last.gpu or c.idle else None
 
 
-def on_gpu(found: Finding) -> list[int]:
+def on_gpu(found: HangFinding) -> list[int]:
     """The ranks that wait for their GPU: it may compute."""
     return [rank for rank, place in sorted(found.waiting.items()) if place.startswith(f"waits in {GPU}")]
 
 
-def _all_wait(seen: dict[int, Course], waiting: dict[int, str], ended: Mapping[int, int], elsewhere: bool) -> Finding | str:
+def _all_wait(seen: dict[int, RankTrace], waiting: dict[int, str], ended: Mapping[int, int], elsewhere: bool) -> HangFinding | str:
     done = sorted(rank for rank, status in ended.items() if status == 0)
     since = _since(seen)
     if done:
         who = f"rank {', '.join(map(str, done))}"
         how = f"has finished (status 0), the others wait for {'it' if len(done) == 1 else 'them'}"
         how = how if len(done) == 1 else f"{how}: {who}"
-        return Finding(UNEVEN, done[0], None, how, _places(seen), _stacks(seen), since)
+        return HangFinding(UNEVEN, done[0], None, how, _places(seen), _stacks(seen), since)
     if elsewhere:  # somebody there may evaluate; if he is stuck, his own machine's watch names him
         return "all ranks here wait, for a rank of another machine perhaps: " + _waiters(waiting)
     places = _places(seen)
@@ -102,12 +102,12 @@ def _all_wait(seen: dict[int, Course], waiting: dict[int, str], ended: Mapping[i
         return f"the only rank here {places[min(places)]}"
     if len(set(places.values())) > 1:
         how = "all ranks wait for each other, in different places: uneven batches, or a branch that not all of them take"
-        return Finding(UNEVEN, None, None, how, places, _stacks(seen), since)
+        return HangFinding(UNEVEN, None, None, how, places, _stacks(seen), since)
     how = "all ranks wait for each other, in the same place: the network between them, or a device"
-    return Finding(HANG, None, None, how, places, _stacks(seen), since)
+    return HangFinding(HANG, None, None, how, places, _stacks(seen), since)
 
 
-def _nobody_waits(seen: dict[int, Course], alone: bool) -> Finding | str:
+def _nobody_waits(seen: dict[int, RankTrace], alone: bool) -> HangFinding | str:
     """Without a rank that waits for another one, only a data loader that gets nothing from idle workers is certain: a script may
     sleep, serve or poll as long as it likes."""
     shown = "; ".join(f"rank {c.rank} {_doing(c)}" for c in seen.values())
@@ -119,7 +119,7 @@ def _nobody_waits(seen: dict[int, Course], alone: bool) -> Finding | str:
     return _finding(HANG, first, _at_worker(first)[0], seen)
 
 
-def _stands_still(c: Course, burst: Burst | None, alone: bool) -> str | None:
+def _stands_still(c: RankTrace, burst: Burst | None, alone: bool) -> str | None:
     """What a rank that waits for no other one does; None: it works, or may work."""
     main = c.last.main
     if main is None:
@@ -140,7 +140,7 @@ def _stands_still(c: Course, burst: Burst | None, alone: bool) -> str | None:
     return None
 
 
-def spins(c: Course) -> bool:
+def spins(c: RankTrace) -> bool:
     """May this be an endless loop? Python code of the same functions that never lets go of its core and touches nothing new."""
     # Always ready to run; what it gets of a core depends on how many others want it.
     computing = c.last.process.main_cpu_s - c.looks[0].process.main_cpu_s > IDLE_SHARE * c.seconds
@@ -148,14 +148,14 @@ def spins(c: Course) -> bool:
     return computing and alone and c.always("R") and c.same_functions and all(look.main and look.main.holds_gil for look in c.looks)
 
 
-def _still_spins(c: Course, taken: list[Stack | str]) -> bool:
+def _still_spins(c: RankTrace, taken: list[Stack | str]) -> bool:
     here = [(f.file, f.function) for f in c.frames]
     mains = [stack.main for stack in taken if isinstance(stack, Stack) and stack.main]
     same = [main for main in mains if [(f.file, f.function) for f in main.frames] == here]
     return len(mains) >= BURST // 2 and len(same) == len(mains) and sum(main.holds_gil for main in mains) >= BURST_GIL * len(mains)
 
 
-def _at_worker(c: Course) -> tuple[str, Frame | None]:
+def _at_worker(c: RankTrace) -> tuple[str, Frame | None]:
     """The worker that does not answer: one that is stopped or blocked, or one that stands in the dataset's own code. Idle ones wait
     for work in torch's."""
     pids = [pid for pid in procfs.workers(c.pid) if pid in c.last.children]
@@ -170,20 +170,20 @@ def _at_worker(c: Course) -> tuple[str, Frame | None]:
     return f"waits for its data-loader workers (pid {', '.join(map(str, pids)) or 'none is left'}), which do nothing", None
 
 
-def _finding(kind: str, guilty: Course, how: str, seen: dict[int, Course]) -> Finding:
+def _finding(kind: str, guilty: RankTrace, how: str, seen: dict[int, RankTrace]) -> HangFinding:
     main = guilty.last.main
     frame = own(main.frames) if main else None
     if main and waits_for_worker(main):
         frame = _at_worker(guilty)[1] or frame
     places = {rank: place for rank, place in _places(seen).items() if rank != guilty.rank}
-    return Finding(kind, guilty.rank, f"{frame.file}:{frame.line}" if frame else None, how, places, _stacks(seen), _since(seen))
+    return HangFinding(kind, guilty.rank, f"{frame.file}:{frame.line}" if frame else None, how, places, _stacks(seen), _since(seen))
 
 
-def _places(seen: dict[int, Course]) -> dict[int, str]:
+def _places(seen: dict[int, RankTrace]) -> dict[int, str]:
     return {rank: _doing(c) for rank, c in seen.items()}
 
 
-def _doing(c: Course) -> str:
+def _doing(c: RankTrace) -> str:
     main = c.last.main
     frame = own(main.frames) if main else None
     at = f" at {frame}" if frame else ""
@@ -203,9 +203,9 @@ def _waiters(waiting: dict[int, str]) -> str:
     return ", ".join(f"rank {rank} waits in {name}" for rank, name in sorted(waiting.items()))
 
 
-def _stacks(seen: dict[int, Course]) -> dict[int, Stack | str]:
+def _stacks(seen: dict[int, RankTrace]) -> dict[int, Stack | str]:
     return {rank: c.last.stack for rank, c in seen.items()}
 
 
-def _since(seen: dict[int, Course]) -> float:
+def _since(seen: dict[int, RankTrace]) -> float:
     return next(iter(seen.values())).seconds

@@ -12,8 +12,8 @@ from typing import Any
 
 from training.core import heartbeat, log, rundir
 from training.watchdog import discovery, hang_dump
-from training.watchdog.hang_report import DESYNC, HANG, UNEVEN, Finding
-from training.watchdog.heartbeat_watchdog import Watch
+from training.watchdog.hang_report import DESYNC, HANG, UNEVEN, HangFinding
+from training.watchdog.heartbeat_watchdog import HeartbeatWatchdog
 from training.watchdog.probes import flight_recorder, procfs
 from training.watchdog.script_watchdog import ScriptWatch
 
@@ -37,7 +37,7 @@ class RanksWatch:
                 floor_s, elsewhere=elsewhere, pending=lambda rank: flight_recorder.pending(run.ranks, rank), trains=self._trains
             )
         else:
-            self._ours = Watch(run, plan, ranks)
+            self._ours = HeartbeatWatchdog(run, plan, ranks)
 
     def output(self) -> None:
         """A rank has written something."""
@@ -58,22 +58,22 @@ class RanksWatch:
             if watch:
                 watch.others_elsewhere = False
 
-    def patience_s(self, beat: heartbeat.Beat) -> float:
+    def patience_s(self, beat: heartbeat.HeartbeatRecord) -> float:
         """For a rank that has been asked to stop: its phase may take so long."""
-        return self._of_ours(Watch.patience_s, beat)
+        return self._of_ours(HeartbeatWatchdog.patience_s, beat)
 
-    def budget_s(self, beat: heartbeat.Beat) -> float:
+    def budget_s(self, beat: heartbeat.HeartbeatRecord) -> float:
         """So long the rank may stay in its phase; 0 where nothing is known of it."""
-        return self._of_ours(Watch.budget_s, beat)
+        return self._of_ours(HeartbeatWatchdog.budget_s, beat)
 
-    def _of_ours(self, what: Callable[[Watch, heartbeat.Beat], float], beat: heartbeat.Beat) -> float:
+    def _of_ours(self, what: Callable[[HeartbeatWatchdog, heartbeat.HeartbeatRecord], float], beat: heartbeat.HeartbeatRecord) -> float:
         try:
             return what(self._ours, beat) if self._ours else 0.0
         except Exception as error:
             self._failed(error)
             return 0.0
 
-    def look(self, started: Mapping[int | None, int], ended: Mapping[int, int]) -> Finding | None:
+    def look(self, started: Mapping[int | None, int], ended: Mapping[int, int]) -> HangFinding | None:
         """`started`: rank → pid of what lives; torchrun, which has ranks of its own, is None. `ended`: rank → status. An error of
         the watch itself turns the watch off for a while, with its traceback in the run directory, and never ends the training."""
         if time.monotonic() < self._off_until:
@@ -95,7 +95,7 @@ class RanksWatch:
         with contextlib.suppress(OSError):
             self.run.watch_error.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
 
-    def _look(self, started: Mapping[int | None, int], ended: Mapping[int, int]) -> Finding | None:
+    def _look(self, started: Mapping[int | None, int], ended: Mapping[int, int]) -> HangFinding | None:
         pids = {rank: pid for rank, pid in started.items() if rank is not None}
         if self._ours:
             return self._ours.look(pids)
@@ -108,7 +108,7 @@ class RanksWatch:
 
     def _torchruns(self, launcher: int) -> dict[int, int]:
         """Its ranks: some come late, and it does not tell how they end."""
-        known = {rank: pid for rank, pid in self._below.items() if (now := procfs.look(pid)) and now.state not in "ZX"}
+        known = {rank: pid for rank, pid in self._below.items() if (now := procfs.read_process(pid)) and now.state not in "ZX"}
         if len(known) < len(self.ranks) and time.monotonic() >= self._next_below:
             self._next_below = time.monotonic() + BELOW_S
             known = discovery.below(launcher) or known
@@ -122,7 +122,7 @@ class RanksWatch:
 
         return ScriptFigures(self.run.ranks).read() is not None
 
-    def _compared(self, found: Finding, numbers: Iterable[int]) -> Finding:
+    def _compared(self, found: HangFinding, numbers: Iterable[int]) -> HangFinding:
         """A script whose ranks stand still, seen by what they have called."""
         calls = {rank: called for rank in numbers if (called := flight_recorder.read(self.run.ranks, rank)) is not None}
         different = flight_recorder.mismatch(calls) if found.kind in (HANG, UNEVEN) else None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from training.core.heartbeat import Beat
+from training.core.heartbeat import HeartbeatRecord
 from training.watchdog.probes import procfs
 
 # A third of a core is enough: a budget is five times what a phase usually takes.
@@ -26,18 +26,18 @@ class Starved:
     def __init__(self) -> None:
         self._since: dict[int, _Since] = {}
 
-    def note(self, beat: Beat, pid: int) -> None:
+    def note(self, beat: HeartbeatRecord, pid: int) -> None:
         """From now on; the first call in a phase counts."""
         known = self._since.get(beat.rank)
         if known is None or known.beats != beat.beats:
             self._since[beat.rank] = _Since(beat.beats, time.monotonic(), queued(pid))
 
-    def watched_s(self, beat: Beat) -> float:
+    def watched_s(self, beat: HeartbeatRecord) -> float:
         """For how long that is known of the present phase."""
         known = self._since.get(beat.rank)
         return time.monotonic() - known.at if known and known.beats == beat.beats else 0.0
 
-    def seconds(self, beat: Beat, pid: int) -> float:
+    def seconds(self, beat: HeartbeatRecord, pid: int) -> float:
         """That long the thread which waits most for a core has waited for one since `note`; 0 where it got enough of it."""
         known = self._since.get(beat.rank)
         if known is None or known.beats != beat.beats:

@@ -29,7 +29,7 @@ from training.core.errors import Exit, UserError
 from training.host import program
 
 
-class Stopped(BaseException):
+class ScalingStopped(BaseException):
     """A wish to stop: no exception of ours may swallow it."""
 
     def __init__(self, number: int) -> None:
@@ -53,21 +53,21 @@ def main(argv: list[str]) -> int:
     except measure.Failed as failed:
         log.error(str(failed))
         return failed.code
-    except Stopped as stopped:
+    except ScalingStopped as stopped:
         log.warning(f"{stopped}: stopped, nothing is left behind")
         return stopped.code
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    raise Stopped(number)
+    raise ScalingStopped(number)
 
 
 def _measure(experiment: Experiment, as_json: bool) -> int:
     for line in render.introduction(experiment):
         log.info(line)
-    others = measure.OtherWork()
+    others = measure.BackgroundLoad()
     rounds, parameters = measure.all_rounds(experiment)
-    report = analysis.judge(rounds, experiment, parameters, others.cores())
+    report = analysis.analyze(rounds, experiment, parameters, others.cores())
     print(json.dumps(render.record(report), indent=1, ensure_ascii=False) if as_json else render.text(report))
     return int(Exit.DONE)
 

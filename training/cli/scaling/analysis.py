@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 
 from training.cli.scaling.experiment import Experiment
-from training.cli.scaling.measure import Kind, Round
+from training.cli.scaling.measure import RankLayout, Round
 
 # Speed-up that data-parallel training is expected to reach, by number of ranks.
 BANDS = {2: (1.8, 1.9), 4: (3.5, 3.8), 8: (7.0, 7.5)}
@@ -17,7 +17,7 @@ BUSY = 0.1  # share of the cores that other work may take
 
 
 @dataclass(frozen=True)
-class Result:
+class ScalingResult:
     """One number of ranks. Times in ms per optimizer step; medians of the rounds."""
 
     ranks: int
@@ -44,10 +44,10 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Report:
+class ScalingReport:
     experiment: Experiment
     parameters: int | None
-    results: list[Result]
+    results: list[ScalingResult]
     other_work: float  # cores that others used meanwhile, on average
 
     @property
@@ -84,20 +84,20 @@ def verdict(ranks: int, speed_up: float) -> str:
     return BELOW if shown < expected[0] else BETTER if shown > expected[1] else WITHIN
 
 
-def judge(rounds: list[Round], experiment: Experiment, parameters: int | None, other_work: float) -> Report:
+def analyze(rounds: list[Round], experiment: Experiment, parameters: int | None, other_work: float) -> ScalingReport:
     """`other_work`: cores that others used meanwhile. Ratios and differences are made within a round, so that
     what changes slowly on the machine does not count."""
     results = [_result(n, rounds, experiment, parameters) for n in experiment.ranks]
-    return Report(experiment, parameters, results, other_work)
+    return ScalingReport(experiment, parameters, results, other_work)
 
 
-def _result(ranks: int, rounds: list[Round], experiment: Experiment, parameters: int | None) -> Result:
-    rows = [(a, t, r.get(Kind(ranks, True))) for r in rounds if (a := r.get(Kind(1))) and (t := r.get(Kind(ranks)))]
+def _result(ranks: int, rounds: list[Round], experiment: Experiment, parameters: int | None) -> ScalingResult:
+    rows = [(a, t, r.get(RankLayout(ranks, True))) for r in rounds if (a := r.get(RankLayout(1))) and (t := r.get(RankLayout(ranks)))]
     step_ms = statistics.median(t for _, t, _ in rows)
     speed_ups = [ranks * alone / at_once for alone, at_once, _ in rows]
     speed_up = statistics.median(speed_ups)
     split = [(alone, at_once, apart) for alone, at_once, apart in rows if apart]
-    return Result(
+    return ScalingResult(
         ranks=ranks,
         step_ms=step_ms,
         tokens_per_s=1000 * ranks * experiment.tokens_per_rank / step_ms,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from training import tasks
-from training.cli.scaling.options import COMMAND, Options
+from training.cli.scaling.options import COMMAND, ScalingOptions
 from training.config import batch, flags, loader, resolve
 from training.config.schema import FIELDS, Config, kind
 from training.core.errors import Exit, Problem, UserError
@@ -78,7 +78,7 @@ class Experiment:
         return [str(ROOT / SCRIPT), str(ranks), *self.args, *(f"--{k}={v}" for k, v in values.items())]
 
 
-def prepare(options: Options, environ: Mapping[str, str]) -> Experiment:
+def prepare(options: ScalingOptions, environ: Mapping[str, str]) -> Experiment:
     """Check everything by a plan for the largest number of ranks. Raises UserError with all problems, ours and the launcher's."""
     problems = list(options.problems)
     line = flags.parse(options.rest)
@@ -122,7 +122,7 @@ def prepare(options: Options, environ: Mapping[str, str]) -> Experiment:
 
 
 def _experiment(
-    options: Options, plan: dict[str, Any], config: str, args: list[str], ranks: tuple[int, ...], environ: Mapping[str, str]
+    options: ScalingOptions, plan: dict[str, Any], config: str, args: list[str], ranks: tuple[int, ...], environ: Mapping[str, str]
 ) -> Experiment:
     args = without(args, "total_batch_size")
     for name in PINNED:
@@ -149,7 +149,7 @@ def _experiment(
 
 
 def default_ranks(device: str, environ: Mapping[str, str]) -> tuple[int, ...]:
-    visible = len(gpus.look(environ).gpus) if device != "cpu" else 0
+    visible = len(gpus.inventory(environ).gpus) if device != "cpu" else 0
     return (1, 2, *(n for n in (4, 8) if n <= visible))
 
 

@@ -30,7 +30,7 @@ LEAST_OVERLAP = 0.5  # share of the steps
 
 
 @dataclass(frozen=True)
-class Kind:
+class RankLayout:
     """One thing that is measured: `ranks` together in one run, or `apart`, as so many runs of one rank at the same time."""
 
     ranks: int
@@ -41,12 +41,12 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepTime:
     end_s: float  # wall time
     ms: float
 
 
-Round = dict[Kind, float | None]  # step time in ms; None where it could not be measured
+Round = dict[RankLayout, float | None]  # step time in ms; None where it could not be measured
 
 
 class Failed(Exception):
@@ -57,7 +57,7 @@ class Failed(Exception):
         self.code = code
 
 
-class OtherWork:
+class BackgroundLoad:
     """How much of the cores that we may use went to others since this was made: then the figures are too low."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ def all_rounds(experiment: Experiment) -> tuple[list[Round], int | None]:
 
     Whatever ends this, no process of a run is left.
     """
-    kinds = [Kind(1), *(Kind(n, apart) for n in experiment.ranks if n > 1 for apart in (False, True))]
+    kinds = [RankLayout(1), *(RankLayout(n, apart) for n in experiment.ranks if n > 1 for apart in (False, True))]
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     laboratory = _Laboratory(experiment, folder)
     rounds: list[Round] = []
@@ -116,7 +116,7 @@ class _Laboratory:
         self._late_s = 0.0  # how long the first of several runs trained alone, at most
         self._count = 0
 
-    def measure(self, kind: Kind) -> float | None:
+    def measure(self, kind: RankLayout) -> float | None:
         """Milliseconds of a step: the median; of runs apart that of the slowest, since ranks wait for each other."""
         experiment, commands = self.experiment, []
         # Runs that did not start at the same moment need more steps, to train together for long enough.
@@ -131,7 +131,7 @@ class _Laboratory:
         self.parameters = summary.get("parameters", self.parameters)
         for _, _, run in commands:
             shutil.rmtree(run.path, ignore_errors=True)  # checkpoints are large
-        if kind == Kind(1):
+        if kind == RankLayout(1):
             self._step_ms = statistics.median(s.ms for s in runs[0])
         if kind.apart:
             self._late_s = max(self._late_s, lateness(runs))
@@ -189,19 +189,19 @@ class _Laboratory:
         return Failed("\n".join(lines), status if known else int(Exit.TRAINING))
 
 
-def steps(run: RunDir) -> list[Step]:
+def steps(run: RunDir) -> list[StepTime]:
     """The training steps of a run after the warm-up."""
     records = (r for r in read_records(run.metrics) if r.get("step_ms") and "loss" in r)
-    return [Step(r["time"], r["step_ms"]) for r in records if r["step"] > WARM_UP_STEPS]
+    return [StepTime(r["time"], r["step_ms"]) for r in records if r["step"] > WARM_UP_STEPS]
 
 
-def lateness(runs: list[list[Step]]) -> float:
+def lateness(runs: list[list[StepTime]]) -> float:
     """Seconds between the first steps of the first run and of the last one."""
     begins = [run[0].end_s for run in runs if run]
     return max(begins) - min(begins) if begins else 0.0
 
 
-def together(runs: list[list[Step]], wanted: int) -> list[list[Step]]:
+def together(runs: list[list[StepTime]], wanted: int) -> list[list[StepTime]]:
     """The steps that were made while all runs were training; nothing when those are too few of the wanted number."""
     if not all(runs):
         return []

@@ -17,7 +17,7 @@ STEPS, ROUNDS = (4, 100_000), (1, 100)
 
 
 @dataclass
-class Options:
+class ScalingOptions:
     """Own options, checked; `rest` as typed. `ranks` is None when it was not given."""
 
     ranks: tuple[int, ...] | None = None
@@ -29,9 +29,9 @@ class Options:
     problems: list[Problem] = field(default_factory=list)
 
 
-def parse(argv: list[str]) -> Options:
+def parse(argv: list[str]) -> ScalingOptions:
     """Problems are collected, not raised: the launcher's are told together with ours (see experiment.prepare)."""
-    options, words = Options(), list(argv)
+    options, words = ScalingOptions(), list(argv)
     given: dict[str, str] = {}
     while words:
         word = words.pop(0)
@@ -72,7 +72,7 @@ def _near(name: str) -> list[str]:
     return [n for n in best if n in OWN]
 
 
-def _set(options: Options, name: str, value: str) -> None:
+def _set(options: ScalingOptions, name: str, value: str) -> None:
     if name == "ranks":
         words = [w.strip() for w in value.split(",")]
         if all(_whole(w, (1, MAX_RANKS)) for w in words):
@@ -87,7 +87,7 @@ def _set(options: Options, name: str, value: str) -> None:
         if _whole(value, limits):
             setattr(options, name, int(value))
         else:
-            nearest = min(max(int(value), low), high) if _whole(value, (0, 10**9)) else getattr(Options, name)
+            nearest = min(max(int(value), low), high) if _whole(value, (0, 10**9)) else getattr(ScalingOptions, name)
             allowed = f"a whole number from {low} to {high}"
             options.problems.append(Problem(f"--{name} is {value!r}", allowed, [f"--{name}={nearest}"]))
 

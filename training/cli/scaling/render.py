@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from training.cli.scaling import analysis
-from training.cli.scaling.analysis import Report, Result
+from training.cli.scaling.analysis import ScalingReport, ScalingResult
 from training.cli.scaling.experiment import THREADS, WARM_UP_STEPS, Experiment
 from training.core import units
 
@@ -40,7 +40,7 @@ def _threads(experiment: Experiment) -> str:
     return f"{experiment.threads} threads per rank, your own {THREADS}"
 
 
-def text(report: Report) -> str:
+def text(report: ScalingReport) -> str:
     """The table, and what limits each number of ranks."""
     lines = [f"{'ranks':>5} {'step ms':>9} {'tokens/s':>11} {'speed-up':>9} {'efficiency':>11}  {'expected':<10}  verdict"]
     for r in report.results:
@@ -54,7 +54,7 @@ def text(report: Report) -> str:
     return "\n".join([*lines, *([""] if notes(report) else []), *(f"note: {n}" for n in notes(report))])
 
 
-def limits(result: Result, report: Report) -> list[str]:
+def limits(result: ScalingResult, report: ScalingReport) -> list[str]:
     """What limits one number of ranks, in a few lines."""
     if result.machine_ms is None or result.exchange_ms is None:
         return [
@@ -69,7 +69,7 @@ def limits(result: Result, report: Report) -> list[str]:
     ]
 
 
-def main_limit(result: Result) -> str:
+def main_limit(result: ScalingResult) -> str:
     assert result.machine_ms is not None and result.exchange_ms is not None
     machine, exchange = (max(0.0, ms) for ms in (result.machine_ms, result.exchange_ms))
     if result.speed_up >= result.ranks:
@@ -83,12 +83,12 @@ def main_limit(result: Result) -> str:
     return f"{missing}, mostly {'the machine' if share > 0.5 else 'the exchange of gradients'}"
 
 
-def _cost(ms: float, result: Result) -> str:
+def _cost(ms: float, result: ScalingResult) -> str:
     sign = "+" if ms >= 0 else "−"  # below zero: noise, or Muon's arithmetic, which independent runs do not share
     return f"{sign}{abs(ms):.1f} ms ({sign}{100 * abs(ms) / result.step_ms:.0f} % of a step)"
 
 
-def _machine(result: Result, report: Report) -> str:
+def _machine(result: ScalingResult, report: ScalingReport) -> str:
     experiment = report.experiment
     if result.share_cores:
         threads = f"{experiment.threads} thread{'s' if experiment.threads > 1 else ''}"
@@ -99,7 +99,7 @@ def _machine(result: Result, report: Report) -> str:
     return f"{'other work on the cores; ' if report.busy else ''}memory bandwidth, caches and the clock of the cores are shared"
 
 
-def _exchange(result: Result, report: Report) -> str:
+def _exchange(result: ScalingResult, report: ScalingReport) -> str:
     waiting = "and waiting for the slower rank"
     if report.gradient_mb is None or result.gigabytes_per_s is None or report.parameters is None:
         return f"gradients, {waiting}"
@@ -109,7 +109,7 @@ def _exchange(result: Result, report: Report) -> str:
     )
 
 
-def notes(report: Report) -> list[str]:
+def notes(report: ScalingReport) -> list[str]:
     """What a reader must know to believe the figures."""
     out = []
     if report.busy:
@@ -122,7 +122,7 @@ def notes(report: Report) -> list[str]:
     return out
 
 
-def record(report: Report) -> dict[str, Any]:
+def record(report: ScalingReport) -> dict[str, Any]:
     """The report as JSON; a key says its unit, null is unknown."""
     e = report.experiment
     return {
@@ -147,7 +147,7 @@ def record(report: Report) -> dict[str, Any]:
     }
 
 
-def _row(r: Result) -> dict[str, Any]:
+def _row(r: ScalingResult) -> dict[str, Any]:
     separated = r.machine_ms is not None and r.exchange_ms is not None
     return {
         "ranks": r.ranks,

@@ -9,7 +9,7 @@ from typing import Any
 
 from training.core.course import CURVE_POINTS, RATE_STEPS, SPEED_STEPS, median, percentile, thin
 from training.core.metric_units import BITS, EVALUATION, HIGHER_IS_BETTER, NATS, SPEEDS, TOKENS, score_unit
-from training.diagnose.log_parsers.line_parser import Fact
+from training.diagnose.log_parsers.line_parser import LogRecord
 from training.diagnose.log_parsers.metric_names import BAR, unit_of
 
 TOLD = ("time", "loss", "lr", "grad_norm", "step_ms", "mfu", *SPEEDS.values())
@@ -26,16 +26,16 @@ class Point:
     epoch: int
     step: int | None
     loss: float
-    fact: Fact
+    fact: LogRecord
 
 
-class Tally:
+class LogAggregator:
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
         self.facts = 0
-        self.last: Fact | None = None  # the newest that has a step
+        self.last: LogRecord | None = None  # the newest that has a step
         self.loss: float | None = None
         self._bits = False
         self.epoch: float | None = None
@@ -48,7 +48,7 @@ class Tally:
         self._kept: dict[str, Any] = {}
         self._sources: Counter[str] = Counter()
         self._rank, self._rank_has_loss = 0, False
-        self._pending: Fact | None = None
+        self._pending: LogRecord | None = None
         self._lines_with_step = False  # then a bar without a loss counts something else
         self._curve: list[Point] = []
         self._evaluations: deque[tuple[int | None, dict[str, float]]] = deque(maxlen=EVALUATIONS)
@@ -61,7 +61,7 @@ class Tally:
 
     # -- reading
 
-    def add(self, fact: Fact) -> None:
+    def add(self, fact: LogRecord) -> None:
         if not self._counts(fact):
             return
         self.facts += fact.tells
@@ -89,7 +89,7 @@ class Tally:
         if fact:
             self._record(fact)
 
-    def _counts(self, fact: Fact) -> bool:
+    def _counts(self, fact: LogRecord) -> bool:
         """Of several ranks one counts: 0 where it tells a loss, else the first that does."""
         rank, told = fact.rank or 0, fact.loss is not None
         if told and rank != self._rank and (not self._rank_has_loss or rank == 0):
@@ -106,7 +106,7 @@ class Tally:
         self._lines_with_step |= told and fact.step is not None and not fact.bar
         return True
 
-    def _take(self, fact: Fact) -> None:
+    def _take(self, fact: LogRecord) -> None:
         for name in KEPT if fact.bar or not fact.scores else ():
             if (value := getattr(fact, name)) is not None:
                 self._kept[name] = value
@@ -126,7 +126,7 @@ class Tally:
             if self._times and fact.time > self._times[-1][0]:
                 self._intervals.append(fact.time - self._times[-1][0])
 
-    def _record(self, fact: Fact) -> None:
+    def _record(self, fact: LogRecord) -> None:
         if fact.step is not None and (fact.bar or fact.loss is not None or not fact.scores):
             self._advance(fact)
         if fact.loss is not None:
@@ -144,11 +144,11 @@ class Tally:
         first, span = self._curve[0].offset, max(1, self._curve[-1].offset - self._curve[0].offset)
         self._curve = list({(point.offset - first) * (CURVE_POINTS // 2) // span: point for point in self._curve}.values())
 
-    def _epoch_of(self, fact: Fact) -> int:
+    def _epoch_of(self, fact: LogRecord) -> int:
         epoch = fact.epoch if fact.epoch is not None else self.epoch
         return int(epoch or 0)
 
-    def _advance(self, fact: Fact) -> None:
+    def _advance(self, fact: LogRecord) -> None:
         """A run that was started again repeats steps: what it overtakes is forgotten."""
         step, last = fact.step or 0, self.last
         self.within_epoch |= fact.whole_epoch

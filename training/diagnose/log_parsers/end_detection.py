@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from training.diagnose import log_line as prefixes
 from training.diagnose import progress_marks, traceback
-from training.diagnose.log_line import Line
+from training.diagnose.log_line import LogLine
 from training.diagnose.log_parsers import line_parser
 
 FINISHED, FAILED = "finished", "failed"
@@ -33,7 +33,7 @@ def read(end: str) -> tuple[str | None, str | None]:
     read_lines = []
     for number, raw in enumerate(segments):
         text, rank = prefixes.split(_plain(raw))
-        read_lines.append(Line(number, text.rstrip(), rank, raw, number))
+        read_lines.append(LogLine(number, text.rstrip(), rank, raw, number))
     finished = _last(read_lines, lambda text: _FINISHED.search(text) is not None or progress_marks.is_end(text))
     failure, place = _failure(read_lines)
     if failure is not None and place >= finished and _steps_after(read_lines, place) < GOES_ON:
@@ -47,20 +47,20 @@ def _plain(raw: str) -> str:
     return line_parser.COLOUR.sub("", raw) if "\x1b" in raw else raw
 
 
-def _last(found: list[Line], fits: Callable[[str], bool]) -> int:
+def _last(found: list[LogLine], fits: Callable[[str], bool]) -> int:
     for one in reversed(found):
         if len(one.text) < line_parser.LONG and fits(one.text):
             return one.number
     return -1
 
 
-def _steps_after(found: list[Line], place: int) -> int:
+def _steps_after(found: list[LogLine], place: int) -> int:
     """Lines after it that tell progress; a bar at its end is painted again by many a program."""
     facts = (line_parser.parse(one.raw) for one in found[place + 1 :])
     return sum(1 for fact in facts if fact and fact.tells and not fact.complete and not fact.scores)
 
 
-def _failure(found: list[Line]) -> tuple[str | None, int]:
+def _failure(found: list[LogLine]) -> tuple[str | None, int]:
     deadly = [t for t in traceback.read(found) if t.end and not t.harmless and not t.in_thread]
     causes = [t for t in deadly if not t.type.endswith(_LAUNCHER)] or deadly
     death = _last(found, lambda text: _DEATH.search(text) is not None)

@@ -45,7 +45,7 @@ _BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 1 << 10, "MiB": 1 
 
 
 @dataclass
-class Fact:
+class LogRecord:
     """What one line tells."""
 
     offset: int = 0
@@ -99,7 +99,7 @@ def of_row(row: str, names: list[str]) -> str:
     return ", ".join(f"{n}: {v}" for n, v in zip(names, values, strict=True) if v) if len(values) == len(names) else row
 
 
-def parse(raw: str, offset: int = 0) -> Fact | None:
+def parse(raw: str, offset: int = 0) -> LogRecord | None:
     """None: the line tells nothing of a training's progress."""
     if not HINT.search(raw):
         return None
@@ -109,8 +109,8 @@ def parse(raw: str, offset: int = 0) -> Fact | None:
     text = text.strip()
     if bar := progress_bars.find(text):
         # A dict of Hugging Face's and a bar never share a segment; what stands beside a bar is read like any other text.
-        return None if bar.other or nested else _of_bar(text, bar, Fact(offset, rank))
-    fact = Fact(offset, rank)
+        return None if bar.other or nested else _of_bar(text, bar, LogRecord(offset, rank))
+    fact = LogRecord(offset, rank)
     _stamp(plain, fact)
     text = _TIMESTAMP.sub("", text)
     fact.source = source_of(text)
@@ -128,7 +128,7 @@ def parse(raw: str, offset: int = 0) -> Fact | None:
     return fact if fact.tells or any(value is not None for value in known) else None
 
 
-def _special(text: str, fact: Fact) -> None:
+def _special(text: str, fact: LogRecord) -> None:
     """What is no pair of a name and a number."""
     if fact.tokens_per_s is None and fact.samples_per_s is None and (found := _RATE.search(text)):
         setattr(fact, "tokens_per_s" if found[2] == "tok" else "samples_per_s", _float(found[1]))
@@ -155,13 +155,13 @@ _TIMESTAMP = re.compile(
 _SHORT_TIME = re.compile(r"^\[?(\d\d-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?)")
 
 
-def _stamp(plain: str, fact: Fact) -> None:
+def _stamp(plain: str, fact: LogRecord) -> None:
     if short := _SHORT_TIME.match(plain):  # KAIR: a year of two digits
         plain = f"20{short[1]}"
     fact.time = prefixes.time_of(plain) if plain[:40].count(":") >= 2 else None
 
 
-def _of_bar(text: str, bar: progress_bars.Bar, fact: Fact) -> Fact:
+def _of_bar(text: str, bar: progress_bars.ProgressBar, fact: LogRecord) -> LogRecord:
     fact.bar = True
     if bar.of_epochs:
         fact.epoch, fact.epochs = float(bar.done), bar.total
@@ -172,7 +172,7 @@ def _of_bar(text: str, bar: progress_bars.Bar, fact: Fact) -> Fact:
     fact.whole_epoch = bar.epoch is not None or bar.kind == "keras"
     fact.source = source_of(text) or (BAR if bar.kind == "tqdm" else None)
     if bar.rest and bar.done:  # at 0 it shows what is left from the epoch before
-        beside = Fact()
+        beside = LogRecord()
         _pairs(bar.rest, beside)
         fact.loss, fact.lr, fact.grad_norm, fact.scores = beside.loss, beside.lr, beside.grad_norm, beside.scores
         fact.tokens_per_s, fact.samples_per_s = beside.tokens_per_s, beside.samples_per_s
@@ -181,7 +181,7 @@ def _of_bar(text: str, bar: progress_bars.Bar, fact: Fact) -> Fact:
     return fact
 
 
-def _within_epoch(text: str, found: re.Match[str], fact: Fact) -> None:
+def _within_epoch(text: str, found: re.Match[str], fact: LogRecord) -> None:
     """`Train Epoch: 1 [640/60000 (1%)] Loss: 0.5`, `Epoch: [0][  10/5005] Loss 6.9`: how far the epoch is."""
     at = _EPOCH_AT.search(text)
     if at and fact.loss is not None:
@@ -190,7 +190,7 @@ def _within_epoch(text: str, found: re.Match[str], fact: Fact) -> None:
         fact.epochs = int(at[2]) if at[2] else None
 
 
-def _pairs(text: str, fact: Fact) -> None:
+def _pairs(text: str, fact: LogRecord) -> None:
     evaluation = _EVAL_LINE.match(text) is not None
     preferred = len(LOSSES)
     for pair in _PAIR.finditer(text):
@@ -240,7 +240,7 @@ def _score_name(key: str, found: re.Match[str]) -> str:
     return f"{which}_{found['what'].strip().replace(' ', '_').replace('/', '_')}"
 
 
-def _count(fact: Fact, name: str, value: float, of: str | None) -> None:
+def _count(fact: LogRecord, name: str, value: float, of: str | None) -> None:
     total = int(of.replace(",", "")) if of else None
     if not math.isfinite(value):
         return
@@ -251,7 +251,7 @@ def _count(fact: Fact, name: str, value: float, of: str | None) -> None:
         fact.total = fact.total or total
 
 
-def _measure(fact: Fact, name: str, key: str, value: float, unit: str) -> None:
+def _measure(fact: LogRecord, name: str, key: str, value: float, unit: str) -> None:
     """Figures that mean nothing without their unit."""
     unit = unit or ("ms" if key.endswith("(ms)") else "s" if key.endswith("(s)") or key == "time (data)" else "")
     if name == "dt" and unit in _SECONDS and fact.step_ms is None:

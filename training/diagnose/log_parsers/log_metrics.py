@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from training.diagnose.log_parsers import line_parser, metric_names
-from training.diagnose.log_parsers.aggregator import Tally
-from training.diagnose.log_parsers.log_tail import Piece, Text
+from training.diagnose.log_parsers.aggregator import LogAggregator
+from training.diagnose.log_parsers.log_tail import LogChunk, LogText
 from training.diagnose.log_parsers.metric_names import BAR
 
 NEAR = 5  # segments from the end of the log
 ZONE_S = 900.0  # time zones are apart by quarters of an hour
 
 
-class Figures:
+class LogMetrics:
     """Of one log; a look costs only what is new."""
 
     def __init__(self, log: Path) -> None:
-        self.text, self.tally = Text(log), Tally()
+        self.text, self.tally = LogText(log), LogAggregator()
         self._looked, self._newest = False, -1
         self._last_step: float | None = None  # when the newest line of progress was seen to be written
 
@@ -80,7 +80,7 @@ class Figures:
             "eta_s": tally.eta_s() if running else None,
         }
 
-    def _read_piece(self, piece: Piece) -> None:
+    def _read_piece(self, piece: LogChunk) -> None:
         """Of a place in the middle one line of progress is enough, with the bar that stands right after it."""
         if piece.gap:
             self.tally.gap()
@@ -96,7 +96,7 @@ class Figures:
             if piece.brief and told and fact.bar:
                 break
 
-    def _note_last_step(self, pieces: list[Piece]) -> None:
+    def _note_last_step(self, pieces: list[LogChunk]) -> None:
         """When the newest line of progress was written: now, when others came, or by the file's time, when it stands at its end."""
         newest, last = self.tally.newest_offset, [offset for piece in pieces[-1:] for offset, _ in piece.segments][-NEAR:]
         if newest > self._newest and (self._newest >= 0 or (last and newest >= last[0])):
@@ -111,12 +111,12 @@ class ScriptFigures:
     def __init__(self, folder: Path) -> None:
         """`folder`: the ranks' logs."""
         self._folder = folder
-        self._logs: dict[Path, Figures] = {}
+        self._logs: dict[Path, LogMetrics] = {}
 
-    def read(self) -> Figures | None:
+    def read(self) -> LogMetrics | None:
         """One look; None as long as no rank has told anything."""
         for path in self._candidates():
-            log = self._logs.setdefault(path, Figures(path))
+            log = self._logs.setdefault(path, LogMetrics(path))
             log.read(time.time())
             if log.tally.facts:
                 return log

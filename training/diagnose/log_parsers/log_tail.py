@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from training.diagnose.source import HEAD, Source, wide
+from training.diagnose.source import HEAD, LogSource, wide
 
 # More new bytes than WHOLE are not read line by line: a gigabyte must not delay the first screen.
 WHOLE, BEGIN, END = 1 << 20, 1 << 15, 1 << 18
@@ -24,7 +24,7 @@ _SEGMENT = re.compile(r"[^\r\n]+")
 
 
 @dataclass(frozen=True)
-class Piece:
+class LogChunk:
     """Segments of consecutive lines (what stands between \\n or \\r), each with about its place in the file."""
 
     segments: list[tuple[int, str]]
@@ -32,7 +32,7 @@ class Piece:
     brief: bool = False  # one of many places in the middle
 
 
-class Text:
+class LogText:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.whole = True  # nothing was left out so far
@@ -43,7 +43,7 @@ class Text:
         self._encoding = "utf-8"
         self._unpacked: IO[bytes] | None = None
 
-    def read(self, now: float) -> tuple[bool, list[Piece]]:
+    def read(self, now: float) -> tuple[bool, list[LogChunk]]:
         """(whether it is another file than before, or an emptied one; what is new). A file that is gone has nothing new."""
         try:
             with self.path.open("rb") as file:
@@ -52,14 +52,14 @@ class Text:
             self.there, self._file = False, (-1, -1)
             return False, []
 
-    def _read(self, opened: IO[bytes], now: float) -> tuple[bool, list[Piece]]:
+    def _read(self, opened: IO[bytes], now: float) -> tuple[bool, list[LogChunk]]:
         facts = os.fstat(opened.fileno())
         self.there, self.mtime = True, facts.st_mtime
         fresh = (facts.st_dev, facts.st_ino) != self._file or facts.st_size < self._offset
         if fresh:
             self._file = (facts.st_dev, facts.st_ino)
             self._offset, self.whole = 0, True
-            self._unpacked = Source(self.path).file if opened.read(2) == GZIP else None
+            self._unpacked = LogSource(self.path).file if opened.read(2) == GZIP else None
         file = self._unpacked or opened
         self.size = os.fstat(file.fileno()).st_size
         if fresh or not self.start:
@@ -80,7 +80,7 @@ class Text:
         strange = sum((not c.isprintable() and c not in "\r\n\t\x1b\f\b\a") or c == "\ufffd" for c in self.start)
         self.binary = strange > BINARY * max(200, len(self.start))
 
-    def _pieces(self, file: IO[bytes], quiet: bool) -> Iterator[Piece]:
+    def _pieces(self, file: IO[bytes], quiet: bool) -> Iterator[LogChunk]:
         if self.binary:
             self._offset = self.size
             return
@@ -88,13 +88,13 @@ class Text:
         if self.size - begin > WHOLE:
             self.whole = False
             if begin == 0:
-                yield Piece(self._segments(self._at(file, 0, BEGIN), 0, cut=True), False)
+                yield LogChunk(self._segments(self._at(file, 0, BEGIN), 0, cut=True), False)
             stride = (self.size - END - begin) // SAMPLES
             for number in range(1, SAMPLES):
                 place = begin + number * stride
                 data = self._at(file, place, WINDOW)
                 first = self._line_end(data, first=True)
-                yield Piece(self._segments(data[first:], place + first, cut=True) if first else [], True, brief=True)
+                yield LogChunk(self._segments(data[first:], place + first, cut=True) if first else [], True, brief=True)
             data = self._at(file, self.size - END, END)
             begin = self.size - len(data)
             first = self._line_end(data, first=True)
@@ -110,7 +110,7 @@ class Text:
         # The last state of a bar stands on a line that has no end yet. It is read again when it has one.
         if rest and (quiet or rest.rstrip().endswith((b"]", b"\x1b[A"))):
             segments += self._segments(rest, self._offset, cut=False)[-1:]
-        yield Piece(segments, gap)
+        yield LogChunk(segments, gap)
 
     def _at(self, file: IO[bytes], place: int, count: int) -> bytes:
         place = max(0, place)

@@ -36,7 +36,7 @@ _SCALES = {"k": 1e3, "M": 1e6, "G": 1e9}
 
 
 @dataclass(frozen=True)
-class Bar:
+class ProgressBar:
     done: int
     total: int | None
     elapsed_s: float | None
@@ -50,7 +50,7 @@ class Bar:
     other: bool  # it counts something else than steps of training
 
 
-def find(text: str) -> Bar | None:
+def find(text: str) -> ProgressBar | None:
     """The last bar of a segment, which is the one that a terminal shows."""
     if "[" in text and "/" in text and (bars := list(_TQDM.finditer(text))):
         return _bar(bars[-1], "tqdm", bars[-1]["head"] or "")
@@ -61,7 +61,7 @@ def find(text: str) -> Bar | None:
     return None
 
 
-def _bar(found: re.Match[str], kind: str, head: str) -> Bar:
+def _bar(found: re.Match[str], kind: str, head: str) -> ProgressBar:
     part = found.groupdict()
     rate, unit = part["rate"], part["unit"]
     step_ms = None
@@ -72,7 +72,7 @@ def _bar(found: re.Match[str], kind: str, head: str) -> Bar:
             step_ms = 1e3 * float(rate) if unit.startswith("s/") else 1e3 / float(rate)
     epoch = _EPOCH.search(head)
     epochs = int(epoch["epochs"]) if epoch and epoch["epochs"] else None
-    return Bar(
+    return ProgressBar(
         done=_count(part["done"]),
         total=_count(part["of"]) if part["of"] else None,
         elapsed_s=seconds(part.get("elapsed")),

@@ -30,14 +30,14 @@ ROLES = (ROOT, WEAK, VICTIM, CASCADE, EVIDENCE)
 
 
 @dataclass(frozen=True)
-class Text:
+class LocalizedText:
     """A sentence, or several, in every language of LANGUAGES; `{name}` stands for a value."""
 
     en: tuple[str, ...] = ()
     zh: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, raw: dict[str, Any] | None) -> Text:
+    def of(cls, raw: dict[str, Any] | None) -> LocalizedText:
         return cls(**{name: (text,) if isinstance(text, str) else tuple(text) for name, text in (raw or {}).items()})
 
     def in_language(self, language: str) -> tuple[str, ...]:
@@ -56,8 +56,8 @@ class Signature:
     samples: tuple[str, ...]
     versions: str
     source: str
-    says: Text
-    advice: Text
+    says: LocalizedText
+    advice: LocalizedText
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class Cause:
     sentence is left out beside one of `ours` with the same topic."""
 
     id: str
-    title: Text
-    advice: Text
-    ours: Text
+    title: LocalizedText
+    advice: LocalizedText
+    ours: LocalizedText
     source: str
     same: tuple[str, ...] = ()
 
@@ -88,15 +88,20 @@ def causes() -> dict[str, Cause]:
     entries = json.loads(CAUSES.read_text(encoding="utf-8"))
     return {
         e["id"]: Cause(
-            e["id"], Text.of(e["title"]), Text.of(e.get("advice")), Text.of(e.get("ours")), e["source"], tuple(e.get("same", ()))
+            e["id"],
+            LocalizedText.of(e["title"]),
+            LocalizedText.of(e.get("advice")),
+            LocalizedText.of(e.get("ours")),
+            e["source"],
+            tuple(e.get("same", ())),
         )
         for e in entries
     }
 
 
 @functools.lru_cache(maxsize=1)
-def kinds() -> dict[str, Text]:
-    return {entry["id"]: Text.of(entry["advice"]) for entry in json.loads(KINDS.read_text(encoding="utf-8"))}
+def kinds() -> dict[str, LocalizedText]:
+    return {entry["id"]: LocalizedText.of(entry["advice"]) for entry in json.loads(KINDS.read_text(encoding="utf-8"))}
 
 
 def _signature(entry: dict[str, Any]) -> Signature:
@@ -108,6 +113,6 @@ def _signature(entry: dict[str, Any]) -> Signature:
         samples=tuple(entry["samples"]),
         versions=entry["versions"],
         source=entry["source"],
-        says=Text.of(entry["says"]),
-        advice=Text.of(entry.get("advice")),
+        says=LocalizedText.of(entry["says"]),
+        advice=LocalizedText.of(entry.get("advice")),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from training.core.project import ROOT
 from training.launcher.communication import stages
-from training.launcher.communication.runner import Outcome
+from training.launcher.communication.runner import CommunicationOutcome
 from training.launcher.failure_report import UNDERLINE
 
 OK, HANG, FAILED, WRONG, STOPPED, SLOW = "ok", "hang", "failed", "wrong data", "stopped", "not finished"
@@ -18,7 +18,7 @@ FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>
 
 
 @dataclass(frozen=True)
-class Finding:
+class CommunicationFinding:
     """`guilty`: the ranks that are to blame; all of them where none is more than another."""
 
     kind: str
@@ -29,15 +29,15 @@ class Finding:
     killed: bool = False  # by SIGKILL, and not by us
 
 
-def judge(outcome: Outcome, device: str) -> Finding:
-    order = stages.of(device)
+def analyze(outcome: CommunicationOutcome, device: str) -> CommunicationFinding:
+    order = stages.stages_for(device)
     if outcome.signal is not None:
-        return Finding(STOPPED, f"stopped by {signal.Signals(outcome.signal).name}")
+        return CommunicationFinding(STOPPED, f"stopped by {signal.Signals(outcome.signal).name}")
     if outcome.timed_out:
         return _hang(outcome, order)
     if not outcome.completed:
         return _failed(outcome)
-    return _wrong(outcome) or Finding(OK, "data correct")
+    return _wrong(outcome) or CommunicationFinding(OK, "data correct")
 
 
 def ranks_text(ranks: list[int]) -> str:
@@ -51,7 +51,7 @@ def is_communication(stage: str) -> bool:
     return stage not in (stages.START, stages.IMPORT)
 
 
-def _hang(outcome: Outcome, order: list[str]) -> Finding:
+def _hang(outcome: CommunicationOutcome, order: list[str]) -> CommunicationFinding:
     place = {rank: len(order) - 1 if rank in outcome.statuses else order.index(stage) for rank, stage in sorted(outcome.reached.items())}
     first, last = min(place.values()), max(place.values())
     behind = [rank for rank in place if place[rank] == first]
@@ -75,10 +75,10 @@ def _hang(outcome: Outcome, order: list[str]) -> Finding:
             them, hang = ("it", "hangs") if len(suspects) == 1 else ("them", "hang")
             wait = "waits" if len(others) == 1 else "wait"
             text = f"{after} {ranks_text(suspects)} {hang} in the {stage}, {how}; {ranks_text(others)} {wait} for {them}"
-    return Finding(kind, text, behind, stage, _evidence(outcome, behind))
+    return CommunicationFinding(kind, text, behind, stage, _evidence(outcome, behind))
 
 
-def _suspects(outcome: Outcome, ranks: list[int]) -> tuple[list[int], str]:
+def _suspects(outcome: CommunicationOutcome, ranks: list[int]) -> tuple[list[int], str]:
     """Those that do not do what the others do, and what they do; none where all do the same."""
     silent = [rank for rank in ranks if not outcome.stacks.get(rank)]
     elsewhere = [rank for rank in ranks if rank not in silent and not _waits(outcome.stacks[rank][0])]
@@ -94,7 +94,7 @@ def _waits(frame: str) -> bool:
     return found is not None and ("/torch/" in found["file"] or found["file"].startswith(f"{ROOT}/training/"))
 
 
-def _failed(outcome: Outcome) -> Finding:
+def _failed(outcome: CommunicationOutcome) -> CommunicationFinding:
     """The first failure; others follow from it."""
 
     def when(rank: int) -> tuple[bool, float]:
@@ -111,7 +111,7 @@ def _failed(outcome: Outcome) -> Finding:
         how = f"failed in the {stage}: {error.splitlines()[0][:200]}"
     else:
         how = f"ended with status {status} in the {stage}"
-    return Finding(FAILED, f"rank {rank} {how}", [rank], stage, _evidence(outcome, [rank]), killed=status == -signal.SIGKILL)
+    return CommunicationFinding(FAILED, f"rank {rank} {how}", [rank], stage, _evidence(outcome, [rank]), killed=status == -signal.SIGKILL)
 
 
 def _signal_name(number: int) -> str:
@@ -121,7 +121,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _wrong(outcome: Outcome) -> Finding | None:
+def _wrong(outcome: CommunicationOutcome) -> CommunicationFinding | None:
     lines, guilty, stage = [], [], ""
     for rank in range(outcome.ranks):
         for one in outcome.records[rank]["wrong"]:
@@ -133,10 +133,10 @@ def _wrong(outcome: Outcome) -> Finding | None:
     if not lines:
         return None
     text = f"wrong data in the {lines[0]}"
-    return Finding(WRONG, text, sorted(set(guilty)), stage, lines[1 : 1 + SHOWN_LINES])
+    return CommunicationFinding(WRONG, text, sorted(set(guilty)), stage, lines[1 : 1 + SHOWN_LINES])
 
 
-def _evidence(outcome: Outcome, ranks: list[int]) -> list[str]:
+def _evidence(outcome: CommunicationOutcome, ranks: list[int]) -> list[str]:
     """The last words of the ranks and, where they hang, where they stand."""
     lines = []
     for rank, pid in outcome.stuck.items():

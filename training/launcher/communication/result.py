@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from training.core.project import ROOT
 from training.launcher.communication import analysis, stages
-from training.launcher.communication.analysis import Finding
+from training.launcher.communication.analysis import CommunicationFinding
 from training.plan import preflight
 
 NAME = "communication"
@@ -28,13 +28,13 @@ def command(ranks: int, device: str) -> str:
     )
 
 
-def p2p_may_help(finding: Finding) -> bool:
+def p2p_may_help(finding: CommunicationFinding) -> bool:
     """Would the ranks do without peer-to-peer copies what they have failed to do with them?"""
     return finding.kind == analysis.WRONG or (finding.kind == analysis.HANG and analysis.is_communication(finding.stage))
 
 
 @dataclass(frozen=True)
-class Figures:
+class AllReduceTimes:
     """Of an all_reduce; of the slowest rank."""
 
     size_bytes: int
@@ -44,15 +44,15 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Result:
+class CommunicationResult:
     """`finding` is None for one rank, which has nobody to talk to."""
 
     ranks: int
     device: str
     backend: str
-    finding: Finding | None
-    figures: Figures | None = None
-    first: Finding | None = None  # of the try with peer-to-peer copies, when another followed
+    finding: CommunicationFinding | None
+    figures: AllReduceTimes | None = None
+    first: CommunicationFinding | None = None  # of the try with peer-to-peer copies, when another followed
     variables: dict[str, str] = field(default_factory=dict)  # of the last try: the user's own that matter here, and what was set
     note: str = ""  # what became of the verdict
     seconds: float = 0.0
@@ -88,7 +88,7 @@ class Result:
             f"{stages.size(stages.SMALL_BYTES)} in {_short(figures.small_ms)} ms; data correct"
         )
 
-    def _fixes(self, finding: Finding) -> list[str]:
+    def _fixes(self, finding: CommunicationFinding) -> list[str]:
         again = command(self.ranks, self.device)
         if finding.killed:
             return ["sudo dmesg | tail   # 'Killed process': the host memory was full", again]

@@ -9,13 +9,13 @@ from typing import Any
 from training.core import log
 from training.host import p2p_cache
 from training.launcher.communication import analysis, runner, stages
-from training.launcher.communication.analysis import Finding
-from training.launcher.communication.result import INTERFACE, P2P, Figures, Result, p2p_may_help
+from training.launcher.communication.analysis import CommunicationFinding
+from training.launcher.communication.result import INTERFACE, P2P, AllReduceTimes, CommunicationResult, p2p_may_help
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
-def run(plan: Mapping[str, Any], limit_s: float = stages.LIMIT_S, backend: str = "") -> Result:
+def run(plan: Mapping[str, Any], limit_s: float = stages.LIMIT_S, backend: str = "") -> CommunicationResult:
     """Test the ranks that this plan would start on this machine. Blocks; call it from the main thread, before torch is imported.
 
     Needs of the plan: local_ranks, device, variables and, to remember a verdict, gpus, driver and torch. `limit_s`: of each try;
@@ -25,7 +25,7 @@ def run(plan: Mapping[str, Any], limit_s: float = stages.LIMIT_S, backend: str =
     ranks, device = plan["local_ranks"], plan["device"]["value"]
     backend = backend or BACKENDS[device]
     if ranks == 1:
-        return Result(1, device, "none", None)
+        return CommunicationResult(1, device, "none", None)
     set_here = {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
     own = {name: os.environ[name] for name in (P2P, INTERFACE) if os.environ.get(name)}
     outcome, finding = _try(ranks, device, set_here, limit_s)
@@ -37,27 +37,32 @@ def run(plan: Mapping[str, Any], limit_s: float = stages.LIMIT_S, backend: str =
         seconds += outcome.seconds
     figures = _figures(outcome, stages.LARGE_BYTES[device]) if finding.kind == analysis.OK else None
     note = _learn(plan, outcome, finding, backend, first, own | set_here)
-    return Result(ranks, device, backend, finding, figures, first, own | set_here, note, seconds)
+    return CommunicationResult(ranks, device, backend, finding, figures, first, own | set_here, note, seconds)
 
 
-def _try(ranks: int, device: str, variables: Mapping[str, str], limit_s: float) -> tuple[runner.Outcome, Finding]:
+def _try(ranks: int, device: str, variables: Mapping[str, str], limit_s: float) -> tuple[runner.CommunicationOutcome, CommunicationFinding]:
     try:
         outcome = runner.run(ranks, device, variables, limit_s)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         text = f"the ranks can not be started: {error.strerror}{where}"
-        return runner.Outcome(ranks, limit_s), Finding(analysis.FAILED, text, stage=stages.START)
-    return outcome, analysis.judge(outcome, device)
+        return runner.CommunicationOutcome(ranks, limit_s), CommunicationFinding(analysis.FAILED, text, stage=stages.START)
+    return outcome, analysis.analyze(outcome, device)
 
 
-def _figures(outcome: runner.Outcome, size: int) -> Figures:
+def _figures(outcome: runner.CommunicationOutcome, size: int) -> AllReduceTimes:
     small, large = (max(record[name] for record in outcome.records.values()) for name in ("small_s", "large_s"))
     rate, ranks = size / large / 1e9, outcome.ranks
-    return Figures(size, small * 1e3, rate, rate * 2 * (ranks - 1) / ranks)
+    return AllReduceTimes(size, small * 1e3, rate, rate * 2 * (ranks - 1) / ranks)
 
 
 def _learn(
-    plan: Mapping[str, Any], outcome: runner.Outcome, finding: Finding, backend: str, first: Finding | None, used: Mapping[str, str]
+    plan: Mapping[str, Any],
+    outcome: runner.CommunicationOutcome,
+    finding: CommunicationFinding,
+    backend: str,
+    first: CommunicationFinding | None,
+    used: Mapping[str, str],
 ) -> str:
     """Keep or drop the verdict on these GPUs; what became of it, for people."""
     if backend != "nccl" or finding.kind != analysis.OK:

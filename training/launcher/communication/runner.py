@@ -34,7 +34,7 @@ KEPT_LINES = 30  # of a rank's output
 
 
 @dataclass
-class Outcome:
+class CommunicationOutcome:
     """What became of the ranks; a rank that never wrote its stage is at the start of Python."""
 
     ranks: int
@@ -59,7 +59,7 @@ class Outcome:
         return all(self.regular(rank) for rank in range(self.ranks))
 
 
-def run(ranks: int, device: str, variables: Mapping[str, str], limit_s: float) -> Outcome:
+def run(ranks: int, device: str, variables: Mapping[str, str], limit_s: float) -> CommunicationOutcome:
     """Whatever ends this, no process and no file of it is left; then a signal to stop is delivered again. For the main thread only.
 
     Raises OSError when the temporary folder or the processes can not be made.
@@ -98,7 +98,7 @@ class _Trial:
     def __init__(
         self, ranks: int, device: str, variables: Mapping[str, str], limit_s: float, files: stages.Files, arrived: list[int], wakeup: int
     ) -> None:
-        self.outcome, self.files = Outcome(ranks, limit_s), files
+        self.outcome, self.files = CommunicationOutcome(ranks, limit_s), files
         self._device, self._variables, self._arrived = device, variables, arrived
         self._popens: list[subprocess.Popen[bytes]] = []
         self._alive: dict[int, int] = {}  # pidfd → rank
@@ -106,7 +106,7 @@ class _Trial:
         self._wakeup = wakeup
         self._selector.register(wakeup, selectors.EVENT_READ)
 
-    def go(self) -> Outcome:
+    def go(self) -> CommunicationOutcome:
         begin = time.monotonic()
         try:
             self._start()
@@ -189,7 +189,7 @@ class _Trial:
             phase = beat.phase if beat else stages.START
             # training.inspector.distributed has phases of its own: while ranks meet, and at the barrier at the end.
             own = stages.END if phase.startswith("barrier: ") else stages.MEETING
-            self.outcome.reached[rank] = phase if phase in stages.of(self._device) else own
+            self.outcome.reached[rank] = phase if phase in stages.stages_for(self._device) else own
             self.outcome.since_s[rank] = beat.age_s if beat else self.outcome.limit_s
 
     def _take_stacks(self) -> None:

@@ -22,7 +22,7 @@ def collective(name: str, count: int) -> str:
     return f"{name} of {size(count)}"
 
 
-def of(device: str) -> list[str]:
+def stages_for(device: str) -> list[str]:
     """All stages, in the order in which every rank goes through them."""
     sizes = (SMALL_BYTES, LARGE_BYTES[device])
     checked = [collective(name, count) for count in sizes for name in ("all_reduce", "broadcast")]

@@ -12,7 +12,7 @@ from typing import Any
 from training.core import log, manifest, rundir
 from training.core.errors import EXIT_MEANING, Exit
 from training.launcher.slurm import options
-from training.launcher.slurm.submission import LAUNCHER, Frozen
+from training.launcher.slurm.submission import LAUNCHER, FrozenJob
 from training.plan.cli_args import command
 
 LIMIT_S = 60  # for an answer of slurmctld, which may be busy
@@ -20,7 +20,7 @@ LAST_NODE_S = 60  # between the end of the first node's supervisor and that of t
 FROM_SIGNAL = 128  # what a shell, and srun, add to the number of the signal that ended a process
 
 
-def begin(frozen: Frozen, environ: Mapping[str, str]) -> list[str]:
+def begin(frozen: FrozenJob, environ: Mapping[str, str]) -> list[str]:
     """Say and note what starts here; the command of the job's only step: one task on each node, which starts the ranks there."""
     facts, job = frozen.facts(), environ["SLURM_JOB_ID"]
     nodes, ranks = int(environ["SLURM_JOB_NUM_NODES"]), facts["ranks_per_node"]
@@ -50,12 +50,12 @@ def begin(frozen: Frozen, environ: Mapping[str, str]) -> list[str]:
     ]
 
 
-def end(frozen: Frozen, status: int, stopped: bool, environ: Mapping[str, str]) -> int:
+def end(frozen: FrozenJob, status: int, stopped: bool, environ: Mapping[str, str]) -> int:
     """What follows from the end of the step (`status` of srun): the exit code of this job. `stopped`: SLURM has told the batch
     script to end, so this job was cancelled, or SLURM itself will start it again (preemption, `scontrol requeue`)."""
     facts, job, run = frozen.facts(), environ["SLURM_JOB_ID"], frozen.run
     go_on = "go on: " + command(options.SCRIPT, [*facts["typed"], f"--resume={facts['name']}"])
-    code = judge(run, facts["starts"][-1], status)
+    code = run_exit_code(run, facts["starts"][-1], status)
     if code == Exit.DONE:
         return code
     if code != Exit.PREEMPTED:
@@ -75,7 +75,7 @@ def end(frozen: Frozen, status: int, stopped: bool, environ: Mapping[str, str]) 
     return code
 
 
-def judge(run: rundir.RunDir, start: dict[str, Any], status: int) -> Exit:
+def run_exit_code(run: rundir.RunDir, start: dict[str, Any], status: int) -> Exit:
     """The exit code that the run itself has given. On several nodes srun tells the highest status of all, also of one that was
     killed when the others had ended: what the run has noted is more exact."""
     if status == 0:

@@ -43,7 +43,7 @@ REFUSED = {
 
 
 @dataclass
-class Line:
+class SplitArgs:
     """`sbatch`: options for it, as `--name=value`; `training`: everything else, as typed."""
 
     sbatch: list[str] = field(default_factory=list)
@@ -62,8 +62,8 @@ class Line:
         return [*self.sbatch, *([f"--ranks_per_node={self.ranks}"] if self.ranks else [])]
 
 
-def split(args: list[str]) -> Line:
-    line, rest = Line(), list(args)
+def split(args: list[str]) -> SplitArgs:
+    line, rest = SplitArgs(), list(args)
     while rest:
         word = rest.pop(0)
         typed, equals, text = word[2:].partition("=") if word.startswith("--") else ("", "", "")
@@ -90,7 +90,7 @@ def split(args: list[str]) -> Line:
     return line
 
 
-def _take(line: Line, name: str, text: str) -> None:
+def _take(line: SplitArgs, name: str, text: str) -> None:
     if name == MORE:
         _more(line, text)
     elif name != RANKS:
@@ -103,7 +103,7 @@ def _take(line: Line, name: str, text: str) -> None:
         )
 
 
-def _more(line: Line, text: str) -> None:
+def _more(line: SplitArgs, text: str) -> None:
     """--sbatch="--one=1 --two": long options only, since what they mean for the run must be readable here."""
     try:
         words = shlex.split(text)
@@ -175,7 +175,7 @@ def _count(part: str) -> int:
     return int(last) if last.isdecimal() else 1
 
 
-def nodes(line: Line, script: Path) -> int:
+def nodes(line: SplitArgs, script: Path) -> int:
     """How many nodes are asked for; 0, and a problem, when that is no single number."""
     text = line.option("nodes") or header(script)["nodes"]
     if text.isdecimal() and len(text) < 6 and int(text):
@@ -186,7 +186,7 @@ def nodes(line: Line, script: Path) -> int:
     return 0
 
 
-def ranks_asked(line: Line, script: Path) -> int:
+def ranks_asked(line: SplitArgs, script: Path) -> int:
     """Ranks on each node, as it is asked for at submission; 0 when nothing says it."""
     if line.ranks:
         return line.ranks
@@ -195,7 +195,7 @@ def ranks_asked(line: Line, script: Path) -> int:
     return gpus_in_gres(line.option("gres") or header(script)["gres"])
 
 
-def ranks_given(line: Line, environ: Mapping[str, str]) -> int:
+def ranks_given(line: SplitArgs, environ: Mapping[str, str]) -> int:
     """The same inside a job, where SLURM has decided; 0 when nothing says it."""
     found = environ.get("SLURM_GPUS_ON_NODE", "")
     return line.ranks or (int(found) if found.isdecimal() else 0)

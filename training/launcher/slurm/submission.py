@@ -32,7 +32,7 @@ LAUNCHER = "launch_train.sh"
 LOG_NAME = "%x_%j.log"  # of the job: name and number
 
 
-class Frozen:
+class FrozenJob:
     """Paths of what is frozen; `code` is `<run>/code`, or `<run>/code_2` of a later submission of the same run."""
 
     def __init__(self, code: Path) -> None:
@@ -55,7 +55,7 @@ class Frozen:
             file.unlink(missing_ok=True)
 
 
-def check(line: options.Line, nodes: int, ranks: int, environ: Mapping[str, str], installed: bool = True) -> Request:
+def check(line: options.SplitArgs, nodes: int, ranks: int, environ: Mapping[str, str], installed: bool = True) -> Request:
     """The request of the whole job. Raises UserError with all problems of both halves of the command line."""
     several = [f"--nnodes={nodes}", "--master_addr=first-node"] if nodes > 1 else []
     front = [str(ranks or 1), *several]
@@ -78,7 +78,7 @@ def outside(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in topology.clean(environ).items() if not name.startswith("SLURM_")}
 
 
-def submission(args: list[str], environ: Mapping[str, str], installed: bool = True) -> tuple[Request, options.Line, int, int]:
+def submission(args: list[str], environ: Mapping[str, str], installed: bool = True) -> tuple[Request, options.SplitArgs, int, int]:
     """(request, command line, nodes, ranks on each) as typed by hand, checked. Raises UserError."""
     line, script = options.split(args), ROOT / options.SCRIPT
     nodes, ranks = options.nodes(line, script), options.ranks_asked(line, script)
@@ -93,12 +93,12 @@ def submission(args: list[str], environ: Mapping[str, str], installed: bool = Tr
     return request, line, nodes, ranks
 
 
-def _no_ranks(line: options.Line, why: str) -> Problem:
+def _no_ranks(line: options.SplitArgs, why: str) -> Problem:
     fixes = [command(options.SCRIPT, ["--ranks_per_node=2", *line.typed, *line.training])]
     return Problem(f"{why}, and nothing says how many ranks a node has", "a number of ranks, or GPUs on each node", fixes)
 
 
-def inside(args: list[str], environ: Mapping[str, str]) -> tuple[Request, options.Line, int, int]:
+def inside(args: list[str], environ: Mapping[str, str]) -> tuple[Request, options.SplitArgs, int, int]:
     """The same for a job that `sbatch submit_job.sh` has submitted: SLURM has decided already. Raises UserError."""
     line = options.split(args)
     if line.sbatch:
@@ -117,13 +117,13 @@ def inside(args: list[str], environ: Mapping[str, str]) -> tuple[Request, option
     return check(line, nodes, ranks, environ), line, nodes, ranks
 
 
-def freeze(request: Request, line: options.Line, nodes: int, ranks: int, job: str | None, environ: Mapping[str, str]) -> Frozen:
+def freeze(request: Request, line: options.SplitArgs, nodes: int, ranks: int, job: str | None, environ: Mapping[str, str]) -> FrozenJob:
     """Make the run directory (or use that of the run to continue) and put everything there. `job`: the number of this job,
     None when it is still to be submitted."""
     from training.plan import writer  # needs the packages, as everything that may look at the machine
 
     run = request.resume_from or writer.new_run(request)
-    frozen = Frozen(_new_code(run))
+    frozen = FrozenJob(_new_code(run))
     try:
         _write(frozen, request, line, nodes, ranks, job, environ)
     except BaseException:
@@ -139,7 +139,7 @@ def _new_code(run: rundir.RunDir) -> Path:
 
 
 def _write(
-    frozen: Frozen, request: Request, line: options.Line, nodes: int, ranks: int, job: str | None, environ: Mapping[str, str]
+    frozen: FrozenJob, request: Request, line: options.SplitArgs, nodes: int, ranks: int, job: str | None, environ: Mapping[str, str]
 ) -> None:
     run = frozen.run
     code = code_snapshot.take(ROOT, frozen.code, without=(request.experiments, request.logs))
@@ -167,7 +167,7 @@ def _write(
     rundir.write_json(frozen.record, facts)  # the last: with it everything is there
 
 
-def _plan(frozen: Frozen, request: Request, line: options.Line, ranks: int) -> dict[str, Any]:
+def _plan(frozen: FrozenJob, request: Request, line: options.SplitArgs, ranks: int) -> dict[str, Any]:
     """The configuration of a run that has not been planned yet: what depends on the machine comes when the job is there."""
     return {
         "created": time.time(),
@@ -183,7 +183,7 @@ def _plan(frozen: Frozen, request: Request, line: options.Line, ranks: int) -> d
     }
 
 
-def _flags(request: Request, line: options.Line) -> list[str]:
+def _flags(request: Request, line: options.SplitArgs) -> list[str]:
     """What each start of the job says beside --resume: what a resumed run does not keep, or is asked to do otherwise."""
     if request.resume_from:
         said = flags.parse(line.training, request.kind.fields).flags
@@ -206,7 +206,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def sbatch(frozen: Frozen, request: Request, line: options.Line) -> list[str]:
+def sbatch(frozen: FrozenJob, request: Request, line: options.SplitArgs) -> list[str]:
     # In SLURM's pattern a percent sign of the path itself is written twice.
     log = str(request.logs).replace("%", "%%") + f"/{LOG_NAME}"
     ours = {"job-name": frozen.run.name, "output": log}

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from training.core import heartbeat
-from training.core.heartbeat import Beat
+from training.core.heartbeat import HeartbeatRecord
 from training.core.rundir import RunDir
 from training.monitor.health.target import Target
 from training.watchdog.probes import flight_recorder, procfs
 from training.watchdog.probes.procfs import Process
-from training.watchdog.probes.sampling import IDLE_SHARE, Course, Sample, courses, take
+from training.watchdog.probes.sampling import IDLE_SHARE, RankTrace, Sample, courses, take
 
 LEAST_S, LOOK_S, MOST_S = 1.0, 2.0, 30.0  # a look takes so long at least; usually; for long steps
 STEPS = 3  # usual ones that are waited for
@@ -22,16 +22,16 @@ SAMPLES = 5  # of a training that tells nothing of itself
 
 
 @dataclass(frozen=True)
-class Motion:
+class RankActivity:
     """One rank between the first look and the last. `pid` is None for a rank of another machine; `states` are its main thread's."""
 
     rank: int
     pid: int | None
-    before: Beat | None = None
-    after: Beat | None = None
+    before: HeartbeatRecord | None = None
+    after: HeartbeatRecord | None = None
     states: str = ""
     cpu: float | None = None  # share of a core, with its children
-    course: Course | None = None
+    course: RankTrace | None = None
     calls: tuple[int, int] | None = None  # collectives that it had asked for by then
 
     @property
@@ -58,10 +58,10 @@ class Motion:
 
 
 @dataclass
-class Looked:
+class ActivityWindow:
     """What a look has seen. `samples` only of a training that tells nothing of itself."""
 
-    motions: dict[int, Motion]
+    motions: dict[int, RankActivity]
     seconds: float
     samples: list[Sample] = field(default_factory=list)
 
@@ -70,7 +70,7 @@ def window_s(usual_step_s: float | None) -> float:
     return min(MOST_S, max(LOOK_S, STEPS * (usual_step_s or 0.0)))
 
 
-def at_heartbeats(target: Target, usual_step_s: float | None) -> Looked:
+def at_heartbeats(target: Target, usual_step_s: float | None) -> ActivityWindow:
     """Ends as soon as every rank has begun a further step; goes on for MORE_S when one has not."""
     run = target.run
     assert run is not None
@@ -81,9 +81,9 @@ def at_heartbeats(target: Target, usual_step_s: float | None) -> Looked:
         time.sleep(EVERY_S)
         now, seconds = _beats(run, target), time.monotonic() - begun
         for rank, pid in target.pids.items():
-            states[rank] += process.state if (process := procfs.look(pid)) else "Z"
+            states[rank] += process.state if (process := procfs.read_process(pid)) else "Z"
         motions = {
-            rank: Motion(rank, target.pids.get(rank), first.get(rank), now.get(rank), states.get(rank, ""))
+            rank: RankActivity(rank, target.pids.get(rank), first.get(rank), now.get(rank), states.get(rank, ""))
             for rank in range(target.world or len(target.pids))
         }
         if seconds < LEAST_S:
@@ -95,12 +95,12 @@ def at_heartbeats(target: Target, usual_step_s: float | None) -> Looked:
         if seconds >= limit + MORE_S:
             break
     for rank, before in processes.items():
-        if before and (after := procfs.look(before.pid)):
+        if before and (after := procfs.read_process(before.pid)):
             motions[rank] = replace(motions[rank], cpu=(after.cpu_s - before.cpu_s) / seconds)
-    return Looked(motions, seconds)
+    return ActivityWindow(motions, seconds)
 
 
-def _beats(run: RunDir, target: Target) -> dict[int, Beat]:
+def _beats(run: RunDir, target: Target) -> dict[int, HeartbeatRecord]:
     """Those of this start alone: an earlier one has left its own."""
     since = target.plan.get("created")
     found = heartbeat.read_all(run.heartbeats, range(target.world or len(target.pids)))
@@ -112,10 +112,10 @@ def _beats(run: RunDir, target: Target) -> dict[int, Beat]:
 
 
 def _processes(pids: Mapping[int, int]) -> dict[int, Process | None]:
-    return {rank: procfs.look(pid) for rank, pid in pids.items()}
+    return {rank: procfs.read_process(pid) for rank, pid in pids.items()}
 
 
-def at_processes(target: Target, seconds: float) -> Looked:
+def at_processes(target: Target, seconds: float) -> ActivityWindow:
     """By stacks, CPU, I/O and, where they tell, the ranks' collectives: what can be seen of any training."""
     calls, begun = _calls(target), time.monotonic()
     samples = [take(target.pids)]
@@ -128,14 +128,14 @@ def at_processes(target: Target, seconds: float) -> Looked:
         course = seen.get(rank)
         known = (calls[rank], later[rank]) if rank in calls and rank in later else None
         if course is None:
-            motions[rank] = Motion(rank, pid, states="Z", calls=known)
+            motions[rank] = RankActivity(rank, pid, states="Z", calls=known)
             continue
         states = "".join(look.process.state for look in course.looks)
-        motions[rank] = Motion(rank, pid, None, None, states, course.own_cpu + course.childrens_cpu, course, known)
-    return Looked(motions, time.monotonic() - begun, samples)
+        motions[rank] = RankActivity(rank, pid, None, None, states, course.own_cpu + course.childrens_cpu, course, known)
+    return ActivityWindow(motions, time.monotonic() - begun, samples)
 
 
-def join(earlier: Looked, later: Looked) -> Looked:
+def join(earlier: ActivityWindow, later: ActivityWindow) -> ActivityWindow:
     """Two looks at the same processes, as one."""
     motions = {}
     samples = [*earlier.samples, *later.samples]
@@ -145,7 +145,7 @@ def join(earlier: Looked, later: Looked) -> Looked:
         calls = (first.calls[0], last.calls[1]) if first.calls and last.calls else None
         cpu = course.own_cpu + course.childrens_cpu if course else None
         motions[rank] = replace(last, states=first.states + last.states, course=course, cpu=cpu, calls=calls)
-    return Looked(motions, earlier.seconds + later.seconds, samples)
+    return ActivityWindow(motions, earlier.seconds + later.seconds, samples)
 
 
 def _calls(target: Target) -> dict[int, int]:

@@ -9,7 +9,7 @@ OK, WARN, BAD, UNKNOWN = "ok", "warn", "bad", "unknown"
 
 
 @dataclass(frozen=True)
-class Check:
+class HealthCheck:
     """`headline`: what a BAD one, or the unknown answer, puts into the first line; without it `text` does."""
 
     name: str

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from training.core.jsonl import dig, text
 from training.host import gpus
-from training.host.gpus import Gpu, Machine
+from training.host.gpus import Gpu, GpuInventory
 from training.monitor import host_stats
-from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, Check, alike, numbers
+from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, HealthCheck, alike, numbers
 from training.monitor.health.target import Target
 from training.watchdog.probes import procfs
 
@@ -15,7 +15,7 @@ GIB = 1 << 30
 Places = dict[int, dict[int, int]]  # rank → index of a GPU → bytes that it and its children hold there
 
 
-def look(target: Target, seen: Machine) -> Places:
+def find_placement(target: Target, seen: GpuInventory) -> Places:
     """Only the ranks with a process on a GPU."""
     found: Places = {}
     for gpu in seen.gpus:
@@ -27,7 +27,7 @@ def look(target: Target, seen: Machine) -> Places:
     return dict(sorted(found.items()))
 
 
-def expected(target: Target, seen: Machine) -> dict[int, int]:
+def expected(target: Target, seen: GpuInventory) -> dict[int, int]:
     """rank → index of the GPU that should be its own: by the plan, else by CUDA_VISIBLE_DEVICES and LOCAL_RANK, as scripts do it."""
     index = {gpu.uuid: gpu.index for gpu in seen.gpus}
     out: dict[int, int] = {}
@@ -48,12 +48,12 @@ def own(target: Target, places: Places, wanted: dict[int, int]) -> dict[int, int
     return {rank: wanted[rank] if wanted.get(rank) in held else max(held, key=lambda i: held[i]) for rank, held in places.items()}
 
 
-def check(target: Target, seen: Machine, *, begun: bool) -> Check:
+def check(target: Target, seen: GpuInventory, *, begun: bool) -> HealthCheck:
     """`begun`: the ranks train already, so that each should be on its GPU."""
     device = text(dig(target.plan, "device", "value"))
     if device == "cpu":
-        return Check(NAME, OK, f"none: on the CPU ({text(dig(target.plan, 'device', 'reason')) or 'by the plan'})")
-    places, wanted = look(target, seen), expected(target, seen)
+        return HealthCheck(NAME, OK, f"none: on the CPU ({text(dig(target.plan, 'device', 'reason')) or 'by the plan'})")
+    places, wanted = find_placement(target, seen), expected(target, seen)
     if not places:
         return _nobody(target, seen, device == "cuda" and target.beats, begun)
     on = own(target, places, wanted)
@@ -68,21 +68,21 @@ def check(target: Target, seen: Machine, *, begun: bool) -> Check:
         headline = f"{numbers(ranks)} compute on the same GPU {index}" + (f", GPU {empty[0]} has no rank" if empty else "")
         # More ranks than GPUs is what somebody wanted.
         status = BAD if len(target.pids) <= len(seen.gpus) else WARN
-        return Check(NAME, status, f"{headline}: {shown}", tuple(ranks), headline)
+        return HealthCheck(NAME, status, f"{headline}: {shown}", tuple(ranks), headline)
     if absent:
         idle = f", GPU {', '.join(map(str, empty))} has no process of it" if empty else ""
         headline = f"{numbers(absent)} {'has' if len(absent) == 1 else 'have'} no process on a GPU{idle}"
-        return Check(NAME, BAD if begun else UNKNOWN, f"{headline}: {shown}", tuple(absent), headline)
+        return HealthCheck(NAME, BAD if begun else UNKNOWN, f"{headline}: {shown}", tuple(absent), headline)
     wrong = [rank for rank, index in on.items() if rank in wanted and wanted[rank] != index]
     if wrong:
         rank = wrong[0]
         by = "the plan" if target.run is not None else "LOCAL_RANK and CUDA_VISIBLE_DEVICES"
         headline = f"rank {rank} computes on GPU {on[rank]}, its own by {by} is GPU {wanted[rank]}"
-        return Check(NAME, BAD if target.run is not None else WARN, f"{headline}: {shown}", tuple(wrong), headline)
+        return HealthCheck(NAME, BAD if target.run is not None else WARN, f"{headline}: {shown}", tuple(wrong), headline)
     return _guests(target, seen, places, on, shown)
 
 
-def _guests(target: Target, seen: Machine, places: Places, on: dict[int, int], shown: str) -> Check:
+def _guests(target: Target, seen: GpuInventory, places: Places, on: dict[int, int], shown: str) -> HealthCheck:
     """Each rank is where it should be; who else is there?"""
     also = {r: [i for i in held if i != on[r]] for r, held in places.items() if len(held) > 1}
     notes = [
@@ -97,26 +97,26 @@ def _guests(target: Target, seen: Machine, places: Places, on: dict[int, int], s
                 owner = f" of {process.user}" if process.user != "-" else ""
                 notes.append(f"GPU {gpu.index}: a process{owner} that is not of this training, pid {process.pid}{size}")
     if notes:
-        return Check(NAME, WARN, f"{shown}; {'; '.join(notes)}", tuple(also))
-    return Check(NAME, OK, f"a GPU for each rank: {shown}")
+        return HealthCheck(NAME, WARN, f"{shown}; {'; '.join(notes)}", tuple(also))
+    return HealthCheck(NAME, OK, f"a GPU for each rank: {shown}")
 
 
-def _nobody(target: Target, seen: Machine, needed: bool, begun: bool) -> Check:
+def _nobody(target: Target, seen: GpuInventory, needed: bool, begun: bool) -> HealthCheck:
     if not seen.gpus:
-        return Check(NAME, UNKNOWN if needed else OK, f"none: {seen.reason}" if not needed else f"not known: {seen.reason}")
+        return HealthCheck(NAME, UNKNOWN if needed else OK, f"none: {seen.reason}" if not needed else f"not known: {seen.reason}")
     visible = [process for gpu in seen.gpus for process in gpu.processes]
     if any(gpu.mig for gpu in seen.gpus) or all(gpu.use_percent is None for gpu in seen.gpus):
-        return Check(NAME, UNKNOWN, "not known: the driver does not tell which processes compute (MIG, an old driver)")
-    if visible and not any(procfs.look(process.pid) for process in visible):
-        return Check(NAME, UNKNOWN, "not known: the driver tells the host's process numbers, which are others in this container")
+        return HealthCheck(NAME, UNKNOWN, "not known: the driver does not tell which processes compute (MIG, an old driver)")
+    if visible and not any(procfs.read_process(process.pid) for process in visible):
+        return HealthCheck(NAME, UNKNOWN, "not known: the driver tells the host's process numbers, which are others in this container")
     opened = any(procfs.uses_gpu(pid) for pid in target.pids.values())
     if opened:
-        return Check(NAME, UNKNOWN, "not known: the ranks have a GPU open, and the driver does not name them")
+        return HealthCheck(NAME, UNKNOWN, "not known: the ranks have a GPU open, and the driver does not name them")
     if needed and begun:
         headline = f"no rank has a process on a GPU, the plan has {len(target.planned)}"
-        return Check(NAME, BAD, headline, tuple(target.pids))
+        return HealthCheck(NAME, BAD, headline, tuple(target.pids))
     count = len(seen.gpus)
-    return Check(NAME, UNKNOWN if needed else WARN, f"no rank uses a GPU, this machine has {count}")
+    return HealthCheck(NAME, UNKNOWN if needed else WARN, f"no rank uses a GPU, this machine has {count}")
 
 
 def _use(gpu: Gpu) -> str:

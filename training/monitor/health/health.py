@@ -12,12 +12,12 @@ from training.core.jsonl import dig
 from training.core.rundir import RunDir
 from training.monitor import host_stats
 from training.monitor.health import activity, gpu_placement, logs, progress_checks, rank_table, run_checks, target
-from training.monitor.health.activity import Looked
-from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, Check
+from training.monitor.health.activity import ActivityWindow
+from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, HealthCheck
 from training.monitor.health.target import Target
-from training.monitor.state import DIED, ENDED, FINISHED, State, Watch
+from training.monitor.state import DIED, ENDED, FINISHED, RunWatch, State
 from training.watchdog import stall_detector
-from training.watchdog.hang_report import Finding
+from training.watchdog.hang_report import HangFinding
 
 YES, NO, CAN_NOT_TELL, HAS_ENDED = "yes", "no", "unknown", "ended"
 WORDS = {YES: "YES", NO: "NO", CAN_NOT_TELL: "CAN NOT TELL", HAS_ENDED: "IT HAS ENDED"}
@@ -27,13 +27,13 @@ DECIDING = (progress_checks.PROCESSES, progress_checks.STEPS)
 
 
 @dataclass
-class Report:
+class HealthReport:
     """Everything that is shown. `state`: what the monitor knows of a run."""
 
     answer: str
     text: str
     code: Exit
-    checks: list[Check] = field(default_factory=list)
+    checks: list[HealthCheck] = field(default_factory=list)
     ranks: list[dict[str, Any]] = field(default_factory=list)
     target: Target | None = None
     run: RunDir | None = None
@@ -45,10 +45,10 @@ class Report:
         return f"{WORDS[self.answer]}: {self.text}"
 
 
-def of_run(run: RunDir) -> Report:
+def of_run(run: RunDir) -> HealthReport:
     """Raises UserError when the run goes on where it can not be looked at."""
     shared = host_stats.Shared()
-    watch = Watch(run, shared=shared)
+    watch = RunWatch(run, shared=shared)
     state = watch.read(0.0)
     host = target.other_host(run)
     # Whether a process of another machine lives is not seen here.
@@ -63,18 +63,18 @@ def of_run(run: RunDir) -> Report:
     return _look(found, watch, shared)
 
 
-def of_process(pid: int) -> Report:
+def of_process(pid: int) -> HealthReport:
     """Raises UserError."""
     found, shared = target.of_process(pid), host_stats.Shared()
-    return _look(found, Watch(found.run, shared=shared) if found.run else None, shared)
+    return _look(found, RunWatch(found.run, shared=shared) if found.run else None, shared)
 
 
-def _look(found: Target, watch: Watch | None, shared: host_stats.Shared) -> Report:
+def _look(found: Target, watch: RunWatch | None, shared: host_stats.Shared) -> HealthReport:
     before = watch.read(0.0) if watch else None
     told = None if found.beats else logs.watch(found, shared)
     log = told.read(0.0) if told else None
     shared.ask()
-    verdict: Finding | str = ""
+    verdict: HangFinding | str = ""
     if found.beats and before is not None:
         usual = before["training"]["step_ms_p95"]
         seen = activity.at_heartbeats(found, usual / 1000 if usual else None)
@@ -84,7 +84,7 @@ def _look(found: Target, watch: Watch | None, shared: host_stats.Shared) -> Repo
     if found.run and found.pids and state and (report := _ended(found.run, state)) is not None:
         return report
     gpus, _ = shared.answer(activity.LOOK_S, found.run.path if found.run else Path())
-    held, wanted = gpu_placement.look(found, gpus), gpu_placement.expected(found, gpus)
+    held, wanted = gpu_placement.find_placement(found, gpus), gpu_placement.expected(found, gpus)
     on = gpu_placement.own(found, held, wanted)
     later = told.read(0.0) if told else None
     happened = run_checks.events(found.run) if found.run else []
@@ -103,7 +103,9 @@ def _look(found: Target, watch: Watch | None, shared: host_stats.Shared) -> Repo
         checks += run_checks.of_script(log, later)
         checks += run_checks.findings(happened) if found.run else []
     answer, text, code = _judge(found, checks, state if found.beats else later)
-    return Report(answer, text, code, checks, rank_table.of(found, seen, state, held, on), found, found.run, state, seen.seconds)
+    return HealthReport(
+        answer, text, code, checks, rank_table.rank_rows(found, seen, state, held, on), found, found.run, state, seen.seconds
+    )
 
 
 def _went_on(before: State | None, after: State | None) -> bool:
@@ -111,19 +113,19 @@ def _went_on(before: State | None, after: State | None) -> bool:
     return first is not None and last is not None and last > first
 
 
-def _at_processes(found: Target) -> tuple[Looked, Finding | str]:
+def _at_processes(found: Target) -> tuple[ActivityWindow, HangFinding | str]:
     """What looks like a standstill is looked at again, for longer: a second without a move happens to anybody."""
     seen = activity.at_processes(found, activity.LOOK_S)
-    verdict = stall_detector.judge(seen.samples, {})
-    again = isinstance(verdict, Finding) or verdict.startswith((stall_detector.QUIET, stall_detector.LOOPS))
+    verdict = stall_detector.detect_stall(seen.samples, {})
+    again = isinstance(verdict, HangFinding) or verdict.startswith((stall_detector.QUIET, stall_detector.LOOPS))
     if again and not any(m.stopped or m.gone for m in seen.motions.values()):
         later = activity.at_processes(found, activity.MORE_S)
         joined = activity.join(seen, later)
-        return joined, stall_detector.judge(joined.samples, {})
+        return joined, stall_detector.detect_stall(joined.samples, {})
     return seen, verdict
 
 
-def _judge(found: Target, checks: list[Check], state: State | None) -> tuple[str, str, Exit]:
+def _judge(found: Target, checks: list[HealthCheck], state: State | None) -> tuple[str, str, Exit]:
     by_name = {check.name: check for check in checks}
     bad = [by_name[name] for name in ORDER if name in by_name and by_name[name].status == BAD]
     bad += [check for check in checks if check.status == BAD and check not in bad]
@@ -141,7 +143,7 @@ def _judge(found: Target, checks: list[Check], state: State | None) -> tuple[str
     return YES, f"{who}{_last_step(state)}" + (f"; {warned} to look at: {_names(checks)}" if warned else ""), Exit.DONE
 
 
-def _names(checks: list[Check]) -> str:
+def _names(checks: list[HealthCheck]) -> str:
     return ", ".join(check.name for check in checks if check.status == WARN)
 
 
@@ -152,7 +154,7 @@ def _last_step(state: State | None) -> str:
     return f" (step {state['progress']['step']}, {f'{age:.1f} s' if age < 10 else run_checks.duration(age)} ago)"
 
 
-def _ended(run: RunDir, state: State) -> Report | None:
+def _ended(run: RunDir, state: State) -> HealthReport | None:
     """A run that goes on no more: how it stood at its end."""
     how = state["run"]["state"]
     if how not in ENDED:
@@ -165,13 +167,13 @@ def _ended(run: RunDir, state: State) -> Report | None:
     checks = [run_checks.loss(state)]
     found = state["checkpoint"]
     if found is not None:
-        checks.append(Check("checkpoint", OK, f"step {found['step']}: {found['path']}"))
+        checks.append(HealthCheck("checkpoint", OK, f"step {found['step']}: {found['path']}"))
     happened = run_checks.findings(run_checks.events(run))
     code = Exit.DONE if how == FINISHED else Exit.HANG
-    return Report(HAS_ENDED, text, code, [*checks, *happened], rank_table.at_the_end(state), None, run, state)
+    return HealthReport(HAS_ENDED, text, code, [*checks, *happened], rank_table.at_the_end(state), None, run, state)
 
 
-def _without_ranks(run: RunDir, watch: Watch, error: UserError) -> Report:
+def _without_ranks(run: RunDir, watch: RunWatch, error: UserError) -> HealthReport:
     """Its supervisor lives, or nobody knows: before the first start, between two, or on another machine."""
     state = watch.read(0.0)
     if (report := _ended(run, state)) is not None:
@@ -181,5 +183,5 @@ def _without_ranks(run: RunDir, watch: Watch, error: UserError) -> Report:
         text = f"its supervisor (pid {pid}) lives, and no rank yet: it starts them, or starts them again"
     else:
         text = state["run"]["reason"] or error.problems[0].what
-    check = Check(progress_checks.PROCESSES, UNKNOWN, error.problems[0].what)
-    return Report(CAN_NOT_TELL, text, Exit.RESOURCES, [check], [], None, run, state)
+    check = HealthCheck(progress_checks.PROCESSES, UNKNOWN, error.problems[0].what)
+    return HealthReport(CAN_NOT_TELL, text, Exit.RESOURCES, [check], [], None, run, state)

@@ -11,14 +11,14 @@ from training.core.errors import Problem, UserError
 from training.core.rundir import RunDir
 
 COMMAND = "./duet inspect"
-ASKER = find_run.Asker("RUN", f"{COMMAND} ", COMMAND)
+ASKER = find_run.RunSelector("RUN", f"{COMMAND} ", COMMAND)
 EVERY_S, EVERY_RANGE_S = 10.0, (1.0, 3600.0)
 FLAGS = ("--pid=PID", "--json", "--watch[=SECONDS]", "--help")
 TAKES_VALUE = {"pid": True, "run": True, "json": False, "watch": True, "help": False}
 
 
 @dataclass(frozen=True)
-class Options:
+class HealthOptions:
     """A checked command line; `run` as typed, "" for the newest."""
 
     run: str = ""
@@ -28,9 +28,9 @@ class Options:
     help: bool = False
 
 
-def parse(argv: list[str]) -> Options:
+def parse(argv: list[str]) -> HealthOptions:
     """Raises UserError with all problems at once."""
-    options, problems, rest, named = Options(), list[Problem](), list(argv), list[str]()
+    options, problems, rest, named = HealthOptions(), list[Problem](), list(argv), list[str]()
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")

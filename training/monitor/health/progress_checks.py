@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from training.core import phases
-from training.core.heartbeat import FINISHED, Beat, kind
+from training.core.heartbeat import FINISHED, HeartbeatRecord, kind
 from training.monitor.health import activity
-from training.monitor.health.activity import Looked, Motion
-from training.monitor.health.check import BAD, OK, UNKNOWN, Check, alike, numbers, span
+from training.monitor.health.activity import ActivityWindow, RankActivity
+from training.monitor.health.check import BAD, OK, UNKNOWN, HealthCheck, alike, numbers, span
 from training.monitor.health.target import Target
 from training.monitor.state import State
 from training.watchdog import heartbeat_watchdog, stall_detector
-from training.watchdog.hang_report import Finding
+from training.watchdog.hang_report import HangFinding
 from training.watchdog.probes.sampling import IDLE_SHARE
 from training.watchdog.probes.stacks import own
 
@@ -20,7 +20,7 @@ AT_WORK = 0.35
 MANY = 4  # ranks; of more, only those are told one by one that do nothing
 
 
-def processes(target: Target, looked: Looked) -> Check:
+def processes(target: Target, looked: ActivityWindow) -> HealthCheck:
     """As many ranks as there should be, and all of them there."""
     shown = ", ".join(f"rank {rank} pid {pid}" for rank, pid in list(target.pids.items())[:8])
     shown += ", …" if len(target.pids) > 8 else ""
@@ -30,26 +30,26 @@ def processes(target: Target, looked: Looked) -> Check:
     if missing:
         have = f"{numbers(missing)} {'has' if len(missing) == 1 else 'have'} no process"
         text = f"{len(target.pids)} of {target.here} ranks that {target.said_by} asks for here: {shown}; {have}"
-        return Check(PROCESSES, BAD, text, tuple(missing), have)
+        return HealthCheck(PROCESSES, BAD, text, tuple(missing), have)
     if gone and len(gone) == len(looked.motions):
         text = "every rank has just ended; its log tells how"
-        return Check(PROCESSES, UNKNOWN, text, tuple(gone))
+        return HealthCheck(PROCESSES, UNKNOWN, text, tuple(gone))
     if gone:
         ended = f"{numbers(gone)} {'has' if len(gone) == 1 else 'have'} just ended"
-        return Check(PROCESSES, BAD, f"{ended}: {shown}", tuple(gone), ended)
+        return HealthCheck(PROCESSES, BAD, f"{ended}: {shown}", tuple(gone), ended)
     if target.world is None:
         text = f"{len(target.pids)} ({shown}); how many there should be is not known: it was started without WORLD_SIZE"
-        return Check(PROCESSES, OK, text)
+        return HealthCheck(PROCESSES, OK, text)
     if target.here is None:
         text = f"{len(target.pids)} of {target.world} ranks are here ({shown}); whether the others run on other machines is not known"
-        return Check(PROCESSES, UNKNOWN, text)
+        return HealthCheck(PROCESSES, UNKNOWN, text)
     if target.elsewhere:
         text = f"{len(target.pids)} of {target.here} here ({shown or 'none'}); {numbers(target.elsewhere)} on other machines"
-        return Check(PROCESSES, OK, text)
-    return Check(PROCESSES, OK, f"{len(target.pids)} of {target.world} by {target.said_by}: {shown}")
+        return HealthCheck(PROCESSES, OK, text)
+    return HealthCheck(PROCESSES, OK, f"{len(target.pids)} of {target.world} by {target.said_by}: {shown}")
 
 
-def of_run(target: Target, looked: Looked, state: State) -> Check:
+def of_run(target: Target, looked: ActivityWindow, state: State) -> HealthCheck:
     """By the heartbeats: each rank publishes every phase that it enters."""
     motions = looked.motions
     if stopped := _stopped(motions):
@@ -59,24 +59,24 @@ def of_run(target: Target, looked: Looked, state: State) -> Check:
     if all(m.stepped for m in here.values()):
         text = f"{alike({m.rank: _steps(m) for m in here.values()})}, in {looked.seconds:.1f} s"
         if silent:
-            return Check(STEPS, UNKNOWN, f"{text}; {numbers(silent)}: no heartbeat here", tuple(silent), _elsewhere(silent))
-        return Check(STEPS, OK, text)
+            return HealthCheck(STEPS, UNKNOWN, f"{text}; {numbers(silent)}: no heartbeat here", tuple(silent), _elsewhere(silent))
+        return HealthCheck(STEPS, OK, text)
     if found := _overdue(target):
-        return Check(STEPS, BAD, found.sentence(), (found.rank,) if found.rank is not None else (), _headline(found))
+        return HealthCheck(STEPS, BAD, found.sentence(), (found.rank,) if found.rank is not None else (), _headline(found))
     if silent:
-        return Check(STEPS, UNKNOWN, f"{_phases(here)}; {numbers(silent)}: no heartbeat here", tuple(silent), _elsewhere(silent))
+        return HealthCheck(STEPS, UNKNOWN, f"{_phases(here)}; {numbers(silent)}: no heartbeat here", tuple(silent), _elsewhere(silent))
     return _without_a_step(here, looked.seconds, state)
 
 
-def _without_a_step(motions: dict[int, Motion], seconds: float, state: State) -> Check:
+def _without_a_step(motions: dict[int, RankActivity], seconds: float, state: State) -> HealthCheck:
     """Nobody is overdue, and not every rank has begun a step."""
     beats = {rank: m.after for rank, m in motions.items() if m.after}
     text = f"no further step of every rank in {seconds:.1f} s: {_phases(motions)}"
     if len(beats) < len(motions) or any(b.first_step == 0 for b in beats.values()):
-        return Check(STEPS, UNKNOWN, text, headline=f"the ranks have not begun to train: {_phases(motions)}")
+        return HealthCheck(STEPS, UNKNOWN, text, headline=f"the ranks have not begun to train: {_phases(motions)}")
     finished = [rank for rank, b in beats.items() if b.phase == FINISHED]
     if finished:
-        return Check(STEPS, UNKNOWN, text, headline=f"the run is about to end: {numbers(finished)} finished")
+        return HealthCheck(STEPS, UNKNOWN, text, headline=f"the run is about to end: {numbers(finished)} finished")
     still = [m for m in motions.values() if not m.stepped and not m.went_on and not m.busy]
     # Who waits for one that works has its patience.
     waits = [m for m in still if m.after and phases.waits(m.after.phase)]
@@ -84,16 +84,18 @@ def _without_a_step(motions: dict[int, Motion], seconds: float, state: State) ->
         who = [m for m in still if m not in waits] or still
         doing = _phases({m.rank: m for m in who})
         text = f"{text}; {numbers([m.rank for m in who])} without a sign of work, and not yet overdue"
-        return Check(STEPS, UNKNOWN, text, tuple(m.rank for m in who), f"nothing has moved for {seconds:.0f} s, nobody is overdue: {doing}")
+        return HealthCheck(
+            STEPS, UNKNOWN, text, tuple(m.rank for m in who), f"nothing has moved for {seconds:.0f} s, nobody is overdue: {doing}"
+        )
     between = [b.phase for b in beats.values() if kind(b.phase) in phases.BETWEEN]
     if between:
-        return Check(STEPS, OK, f"between two steps: {_phases(motions)}; not overdue")
+        return HealthCheck(STEPS, OK, f"between two steps: {_phases(motions)}; not overdue")
     usual = state["training"]["step_ms_p95"]
     lasts = f", which may take {usual / 1000:.0f} s" if usual else ""
-    return Check(STEPS, OK, f"within a step{lasts}: {_phases(motions)}; not overdue")
+    return HealthCheck(STEPS, OK, f"within a step{lasts}: {_phases(motions)}; not overdue")
 
 
-def of_processes(looked: Looked, verdict: Finding | str, gpus: dict[int, State], *, logs_on: bool = False) -> Check:
+def of_processes(looked: ActivityWindow, verdict: HangFinding | str, gpus: dict[int, State], *, logs_on: bool = False) -> HealthCheck:
     """By stacks, CPU, I/O and collectives; `gpus`: the GPU of each rank; `logs_on`: its log tells of further steps."""
     motions = looked.motions
     if stopped := _stopped(motions):
@@ -102,26 +104,28 @@ def of_processes(looked: Looked, verdict: Finding | str, gpus: dict[int, State],
     proof = f"{_shown(motions, work)}, in {looked.seconds:.1f} s"
     counted = [m.calls for m in motions.values()]
     if counted and all(calls and calls[1] > calls[0] for calls in counted):
-        return Check(STEPS, OK, proof)
-    if isinstance(verdict, Finding):
+        return HealthCheck(STEPS, OK, proof)
+    if isinstance(verdict, HangFinding):
         waits_for_gpu = verdict.rank is None and stall_detector.on_gpu(verdict)
         if waits_for_gpu and (logs_on or all(_computes(gpus.get(rank)) for rank in motions)):
-            return Check(STEPS, OK, f"{proof}; all wait for their GPUs, which compute")
+            return HealthCheck(STEPS, OK, f"{proof}; all wait for their GPUs, which compute")
         if waits_for_gpu:
             text = f"{proof}; {verdict.sentence()}"
             headline = f"all ranks wait for their GPUs, at the same place for {verdict.since_s:.0f} s: look again"
-            return Check(STEPS, UNKNOWN, text, headline=headline)
-        return Check(STEPS, BAD, verdict.sentence(), (verdict.rank,) if verdict.rank is not None else (), _headline(verdict))
+            return HealthCheck(STEPS, UNKNOWN, text, headline=headline)
+        return HealthCheck(STEPS, BAD, verdict.sentence(), (verdict.rank,) if verdict.rank is not None else (), _headline(verdict))
     idle = sorted(set(motions) - set(work))
     unsure = verdict.startswith((stall_detector.BLIND, stall_detector.QUIET, stall_detector.LOOPS, stall_detector.PAUSED))
     if verdict.startswith(stall_detector.BLIND) and not idle:
-        return Check(STEPS, UNKNOWN, f"{proof}; {verdict}", headline=f"the ranks use their CPUs, but may not be looked into: {verdict}")
+        return HealthCheck(
+            STEPS, UNKNOWN, f"{proof}; {verdict}", headline=f"the ranks use their CPUs, but may not be looked into: {verdict}"
+        )
     if unsure or idle:
-        return Check(STEPS, UNKNOWN, f"{proof}; {verdict}", tuple(idle), headline=verdict)
-    return Check(STEPS, OK, proof)
+        return HealthCheck(STEPS, UNKNOWN, f"{proof}; {verdict}", tuple(idle), headline=verdict)
+    return HealthCheck(STEPS, OK, proof)
 
 
-def _stopped(motions: dict[int, Motion]) -> Check | None:
+def _stopped(motions: dict[int, RankActivity]) -> HealthCheck | None:
     found = [m for m in motions.values() if m.stopped]
     if not found:
         return None
@@ -130,26 +134,26 @@ def _stopped(motions: dict[int, Motion]) -> Check | None:
     by = "held by a debugger" if all(set(m.states) == {"t"} for m in found) else f"stopped (SIGSTOP); to go on: kill -CONT {pids}"
     others = {m.rank: m for m in motions.values() if not m.stopped and m.after}
     text = f"{who} {be} {by}" + (f"; {_phases(others)}" if others else "")
-    return Check(STEPS, BAD, text, tuple(m.rank for m in found), f"{who} {be} {by}")
+    return HealthCheck(STEPS, BAD, text, tuple(m.rank for m in found), f"{who} {be} {by}")
 
 
-def _overdue(target: Target) -> Finding | None:
+def _overdue(target: Target) -> HangFinding | None:
     plan, run = target.plan, target.run
     if run is None or not target.pids or not {"compile", "config", "ranks"} <= set(plan):
         return None
     return heartbeat_watchdog.look_once(run, plan, target.pids, activity.MORE_S)
 
 
-def _steps(m: Motion) -> str:
+def _steps(m: RankActivity) -> str:
     assert m.before and m.after
     return f"step {m.before.step} → {m.after.step}"
 
 
-def _phases(motions: dict[int, Motion]) -> str:
+def _phases(motions: dict[int, RankActivity]) -> str:
     return alike({rank: doing(m.after) for rank, m in motions.items()})
 
 
-def doing(beat: Beat | None) -> str:
+def doing(beat: HeartbeatRecord | None) -> str:
     return f"in '{beat}' for {_age(beat.age_s)}" if beat else "has given no sign yet"
 
 
@@ -161,7 +165,7 @@ def _elsewhere(silent: list[int]) -> str:
     return f"{numbers(silent)}: on another machine, whose heartbeats are not seen here"
 
 
-def _headline(found: Finding) -> str:
+def _headline(found: HangFinding) -> str:
     """'rank 1 stands at …', as an answer."""
     if found.rank is None:
         return found.how
@@ -170,7 +174,7 @@ def _headline(found: Finding) -> str:
     return f"rank {found.rank}{doing} {found.how}{at}, since {found.since_s:.1f} s"
 
 
-def _work(m: Motion, gpu: State | None) -> str:
+def _work(m: RankActivity, gpu: State | None) -> str:
     """What proves that this rank is at work; "" when nothing does."""
     c, found = m.course, []
     if m.calls and m.calls[1] > m.calls[0]:
@@ -194,14 +198,14 @@ def _work(m: Motion, gpu: State | None) -> str:
     return ", ".join(found)
 
 
-def _shown(motions: dict[int, Motion], work: dict[int, str]) -> str:
+def _shown(motions: dict[int, RankActivity], work: dict[int, str]) -> str:
     if len(motions) > MANY and len(work) == len(motions):
         shares = [100 * m.cpu for m in motions.values() if m.cpu is not None]
         return f"every rank is at work, with {span(shares, '% of a core')}"
     return alike({rank: work.get(rank) or _no_work(m) for rank, m in motions.items()})
 
 
-def _no_work(m: Motion) -> str:
+def _no_work(m: RankActivity) -> str:
     name = stall_detector.waits(m.course) if m.course else None
     return f"waits in {name}" if name else "shows no work" if m.course else "has ended"
 
@@ -213,7 +217,7 @@ def _computes(gpu: State | None) -> bool:
     return bool(gpu["power_w"] > AT_WORK * gpu["power_limit_w"])
 
 
-def where(m: Motion) -> str | None:
+def where(m: RankActivity) -> str | None:
     main = m.course.last.main if m.course else None
     frame = own(main.frames) if main else None
     return str(frame) if frame else None

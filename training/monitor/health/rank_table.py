@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from training.monitor.health import gpu_placement, progress_checks
-from training.monitor.health.activity import Looked, Motion
+from training.monitor.health.activity import ActivityWindow, RankActivity
 from training.monitor.health.target import Target
 from training.monitor.state import State
 from training.watchdog import stall_detector
@@ -17,16 +17,16 @@ _RESIDENT = re.compile(r"^VmRSS:\s*(\d+) kB", re.MULTILINE)
 STATES = {"R": "running", "S": "sleeping", "D": "blocked in I/O", "T": "stopped", "t": "held by a debugger", "Z": "ended"}
 
 
-def of(target: Target, looked: Looked, state: State | None, held: gpu_placement.Places, on: dict[int, int]) -> list[Row]:
+def rank_rows(target: Target, looked: ActivityWindow, state: State | None, held: gpu_placement.Places, on: dict[int, int]) -> list[Row]:
     """One for each rank that should be there."""
     recorded = {r["rank"]: r for r in state["ranks"]} if state else {}
     return [
         _row(target, motion, recorded.get(rank, {}), held.get(rank, {}), on.get(rank))
-        for rank, motion in sorted({**{rank: Motion(rank, None) for rank in target.missing}, **looked.motions}.items())
+        for rank, motion in sorted({**{rank: RankActivity(rank, None) for rank in target.missing}, **looked.motions}.items())
     ]
 
 
-def _row(target: Target, m: Motion, recorded: Row, held: dict[int, int], gpu: int | None) -> Row:
+def _row(target: Target, m: RankActivity, recorded: Row, held: dict[int, int], gpu: int | None) -> Row:
     waits = stall_detector.waits(m.course) if m.course else None
     gpu_bytes = held.get(gpu) if gpu is not None else None
     return {
@@ -47,7 +47,7 @@ def _row(target: Target, m: Motion, recorded: Row, held: dict[int, int], gpu: in
         "gpu": gpu,
         "gpu_memory_bytes": gpu_bytes or None,
         "memory_bytes": int(recorded.get("memory_bytes") or 0) or _resident(m.pid),
-        "own_ms_median": recorded.get("own_ms_median"),
+        "compute_ms_median": recorded.get("compute_ms_median"),
         "variables": {k: v for k, v in target.variables.get(m.rank, {}).items() if k != "RANK"},
     }
 

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from training.monitor.health.check import BAD, OK, UNKNOWN, WARN
-from training.monitor.health.health import CAN_NOT_TELL, HAS_ENDED, NO, YES, Report
+from training.monitor.health.health import CAN_NOT_TELL, HAS_ENDED, NO, YES, HealthReport
 from training.monitor.health.rank_table import Row
 from training.monitor.health.run_checks import GIB
 from training.monitor.state import finite
@@ -19,7 +19,7 @@ ANSWERS = {YES: "good", NO: "bad", CAN_NOT_TELL: "warn", HAS_ENDED: "bold"}
 ROWS = 16  # of ranks; of more, those that something is wrong with, and the first ones
 
 
-def screen(report: Report, *, colour: bool = False) -> list[str]:
+def screen(report: HealthReport, *, colour: bool = False) -> list[str]:
     """Lines of text. Whatever comes from files or processes can not act on the terminal."""
     word, _, rest = report.headline.partition(":")
     lines = [f"{_styled(word, ANSWERS[report.answer], colour)}:{clean(rest)}", *_subject(report)]
@@ -30,7 +30,7 @@ def screen(report: Report, *, colour: bool = False) -> list[str]:
     return [*lines, *_table(report)]
 
 
-def record(report: Report) -> dict[str, Any]:
+def record(report: HealthReport) -> dict[str, Any]:
     """For --json. Units stand in the keys, null is not known."""
     target, run = report.target, report.run
     value = {
@@ -50,7 +50,7 @@ def record(report: Report) -> dict[str, Any]:
     return known
 
 
-def _subject(report: Report) -> list[str]:
+def _subject(report: HealthReport) -> list[str]:
     if report.run is None:
         pids = sorted(report.target.pids.values()) if report.target else []
         what = f"a training that is not of this project, pid {', '.join(map(str, pids[:4]))}{', …' if len(pids) > 4 else ''}"
@@ -59,7 +59,7 @@ def _subject(report: Report) -> list[str]:
     return [f"  {what}" + (f"; looked for {report.looked_s:.1f} s" if report.looked_s else "")]
 
 
-def _table(report: Report) -> list[str]:
+def _table(report: HealthReport) -> list[str]:
     """Only columns in which anything is known."""
     rows = _chosen(report)
     if not rows:
@@ -71,7 +71,7 @@ def _table(report: Report) -> list[str]:
         "state": [_text(r.get("state")) for r in rows],
         "step": [_step(r) for r in rows],
         "CPU": ["" if r.get("cpu") is None else f"{100 * r['cpu']:.0f} %" for r in rows],
-        "own work": ["" if r.get("own_ms_median") is None else f"{r['own_ms_median']:.1f} ms" for r in rows],
+        "compute": ["" if r.get("compute_ms_median") is None else f"{r['compute_ms_median']:.1f} ms" for r in rows],
         "memory": [_bytes(r.get("memory_bytes")) for r in rows],
         "GPU memory": [_bytes(r.get("gpu_memory_bytes")) for r in rows],
         "is at": [_place(r) for r in rows],
@@ -85,7 +85,7 @@ def _table(report: Report) -> list[str]:
     return [*lines, f"  … and {left} more ranks (--json shows all)"] if left else lines
 
 
-def _chosen(report: Report) -> list[Row]:
+def _chosen(report: HealthReport) -> list[Row]:
     named = {rank for check in report.checks if check.status != OK for rank in check.ranks}
     first = sorted(report.ranks, key=lambda row: (row["rank"] not in named, row["rank"]))[:ROWS]
     return sorted(first, key=lambda row: row["rank"])

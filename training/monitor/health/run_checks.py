@@ -8,8 +8,8 @@ from typing import Any
 from training.core import metric_units, rundir, units
 from training.core.jsonl import dig, items, text, whole
 from training.core.rundir import RunDir
-from training.monitor.health.activity import Looked
-from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, Check, alike, span
+from training.monitor.health.activity import ActivityWindow
+from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, HealthCheck, alike, span
 from training.monitor.health.target import Target
 from training.monitor.state import State
 
@@ -32,7 +32,7 @@ def events(run: RunDir) -> list[Event]:
     return found
 
 
-def of_run(target: Target, looked: Looked, state: State, happened: list[Event]) -> list[Check]:
+def of_run(target: Target, looked: ActivityWindow, state: State, happened: list[Event]) -> list[HealthCheck]:
     """The checks of a training of ours."""
     return [
         speed(state),
@@ -45,42 +45,42 @@ def of_run(target: Target, looked: Looked, state: State, happened: list[Event]) 
     ]
 
 
-def of_script(before: State | None, after: State | None) -> list[Check]:
+def of_script(before: State | None, after: State | None) -> list[HealthCheck]:
     """Of a training that tells nothing of itself: what two looks at its log say."""
-    checks = [Check("data", UNKNOWN, SEE), Check("parameters", UNKNOWN, SEE)]
+    checks = [HealthCheck("data", UNKNOWN, SEE), HealthCheck("parameters", UNKNOWN, SEE)]
     if before is None or after is None:
-        return [*checks, Check("log", UNKNOWN, "its output goes to no file that can be read here")]
+        return [*checks, HealthCheck("log", UNKNOWN, "its output goes to no file that can be read here")]
     first, last, file = before["progress"]["step"], after["progress"]["step"], after["log"]["file"]
     if last is None:
-        return [*checks, Check("log", UNKNOWN, f"no line of {file} tells a step")]
+        return [*checks, HealthCheck("log", UNKNOWN, f"no line of {file} tells a step")]
     moved = f"step {first} → {last}" if first not in (None, last) else f"step {last}"
-    checks.append(Check("log", OK, f"{moved} in {file}"))
+    checks.append(HealthCheck("log", OK, f"{moved} in {file}"))
     return [*checks, loss(after)] if after["training"]["loss"] is not None else checks
 
 
-def speed(state: State) -> Check:
+def speed(state: State) -> HealthCheck:
     """What each rank needs for its own part of a step; the one that all wait for is named."""
-    own = {r["rank"]: r["own_ms_median"] for r in state["ranks"] if r["own_ms_median"] is not None}
+    own = {r["rank"]: r["compute_ms_median"] for r in state["ranks"] if r["compute_ms_median"] is not None}
     rate, step = metric_units.speed(state["training"]), state["training"]["step_ms_median"]
     if step is None:
-        return Check("speed", UNKNOWN, "no step is recorded yet")
+        return HealthCheck("speed", UNKNOWN, "no step is recorded yet")
     whole_step = f"a step takes {step:.0f} ms"
     if rate is not None:
         whole_step += f", {format(rate, '.0f' if rate >= 100 else '.3g')} {state['training']['unit']}/s"
     slow = [alert for alert in state["alerts"] if alert["rank"] in own]
     if slow:
-        return Check("speed", WARN, f"{slow[0]['text']}; {whole_step}", tuple(alert["rank"] for alert in slow))
+        return HealthCheck("speed", WARN, f"{slow[0]['text']}; {whole_step}", tuple(alert["rank"] for alert in slow))
     if not own:
-        return Check("speed", UNKNOWN, f"{whole_step}; no rank's own part is recorded")
-    return Check("speed", OK, f"{whole_step}; each rank's own work {span(own.values(), 'ms', 1)}, nobody is slow")
+        return HealthCheck("speed", UNKNOWN, f"{whole_step}; no rank's own part is recorded")
+    return HealthCheck("speed", OK, f"{whole_step}; compute time of a rank {span(own.values(), 'ms', 1)}, nobody is slow")
 
 
-def data(target: Target, happened: list[Event]) -> Check:
+def data(target: Target, happened: list[Event]) -> HealthCheck:
     """Each rank's share of the epoch, as the ranks have proven it to each other at its start."""
     event = next((e for e in reversed(happened) if e.get("event") == "shards"), None)
     reports = [r for r in items(dig(event, "ranks")) if isinstance(r, dict)]
     if event is None or not reports:
-        return Check("data", UNKNOWN, "no rank has shown its share of the data yet (event 'shards')")
+        return HealthCheck("data", UNKNOWN, "no rank has shown its share of the data yet (event 'shards')")
     pieces = metric_units.pieces(target.plan)
     epoch, proven, world = event.get("epoch"), whole(event.get("proven_sequences")), target.world
     sizes = {r.get("rank"): whole(r.get("dataset_sequences")) for r in reports}
@@ -90,90 +90,90 @@ def data(target: Target, happened: list[Event]) -> Check:
     firsts = [tuple(items(r.get("first_sequences"))) for r in reports]
     if len(set(sizes.values())) > 1:
         said = alike({int(r or 0): f"{size} {pieces}" for r, size in sizes.items()})
-        return Check("data", BAD, f"the ranks' datasets differ: {said}", headline=f"the ranks' datasets differ: {said}")
+        return HealthCheck("data", BAD, f"the ranks' datasets differ: {said}", headline=f"the ranks' datasets differ: {said}")
     if world is not None and (len(reports) != world or any(whole(r.get("world_size")) != world for r in reports)):
         headline = f"the data is divided among {len(reports)} ranks, the plan has {world}"
-        return Check("data", BAD, headline)
+        return HealthCheck("data", BAD, headline)
     if len({s for first in firsts for s in first}) < sum(map(len, firsts)) or len(set(counts)) > 1:
-        return Check("data", BAD, f"epoch {epoch}: the ranks' shares overlap or differ in size: {counts}")
+        return HealthCheck("data", BAD, f"epoch {epoch}: the ranks' shares overlap or differ in size: {counts}")
     whole_of = f"epoch {epoch}: {sizes[reports[0].get('rank')]} {pieces}, {share} for each of {len(reports)} ranks"
-    return Check("data", OK, f"{whole_of}; disjoint and complete, proven for {proven} of them")
+    return HealthCheck("data", OK, f"{whole_of}; disjoint and complete, proven for {proven} of them")
 
 
-def parameters(target: Target, looked: Looked, state: State, happened: list[Event]) -> Check:
+def parameters(target: Target, looked: ActivityWindow, state: State, happened: list[Event]) -> HealthCheck:
     """The last step at which they were proven equal: had they not been, the run would have ended there."""
     every = whole(dig(target.plan, "config", "inspect_every"))
     if not every:
         text = "never compared: --inspect_every=0" if every == 0 else "the plan does not say how often they are compared"
-        return Check("parameters", WARN if every == 0 else UNKNOWN, text)
+        return HealthCheck("parameters", WARN if every == 0 else UNKNOWN, text)
     begun = next((whole(e.get("step")) for e in happened if e.get("event") == "start"), None) or 0
     past = [m.after.step - 1 for m in looked.motions.values() if m.after and m.after.first_step]
     done = max(state["progress"]["step"], min(past, default=0))
     last = done - done % every or (1 if done else 0)
     if done <= begun or last <= begun:
         following = 1 if begun == 0 else begun + every - begun % every
-        return Check("parameters", UNKNOWN, f"not compared yet in this start; the first time at step {following}")
-    return Check("parameters", OK, f"equal on all ranks at step {last}, bit for bit; compared every {every} steps")
+        return HealthCheck("parameters", UNKNOWN, f"not compared yet in this start; the first time at step {following}")
+    return HealthCheck("parameters", OK, f"equal on all ranks at step {last}, bit for bit; compared every {every} steps")
 
 
-def loss(state: State) -> Check:
+def loss(state: State) -> HealthCheck:
     """The loss of the last step, and that of every rank with it: a batch that is empty or a NaN ends a run of ours."""
     training, progress = state["training"], state["progress"]
     value = training["loss"]
     if value is None:
-        return Check("loss", UNKNOWN, "none is recorded yet")
+        return HealthCheck("loss", UNKNOWN, "none is recorded yet")
     unit = f" {training['loss_unit']}" if training["loss_unit"] else ""
     if not math.isfinite(value):
-        return Check("loss", BAD, f"{value} at step {progress['step']}", headline=f"the loss is {value} at step {progress['step']}")
+        return HealthCheck("loss", BAD, f"{value} at step {progress['step']}", headline=f"the loss is {value} at step {progress['step']}")
     norm = training["grad_norm"]
     more = "" if norm is None else f", gradient norm {norm:.3g}"
     if norm is not None and not math.isfinite(norm):
-        return Check("loss", BAD, f"gradient norm {norm} at step {progress['step']}")
-    return Check("loss", OK, f"{units.decimal(value)}{unit} at step {progress['step']}, finite{more}")
+        return HealthCheck("loss", BAD, f"gradient norm {norm} at step {progress['step']}")
+    return HealthCheck("loss", OK, f"{units.decimal(value)}{unit} at step {progress['step']}, finite{more}")
 
 
-def memory(state: State) -> Check:
+def memory(state: State) -> HealthCheck:
     held = {r["rank"]: r["memory_bytes"] / GIB for r in state["ranks"] if r["memory_bytes"] is not None}
     system = [alert["text"] for alert in state["alerts"] if alert["rank"] is None and alert["gpu"] is None and "full" in alert["text"]]
     shown = f"{span(held.values(), 'GiB', 2)} for each rank" if held else "no rank's is recorded yet"
     if held and max(held.values()) > UNEVEN * min(held.values()):
         shown += f", most for rank {max(held, key=lambda rank: held[rank])}"
     if system:
-        return Check("memory", WARN, f"{'; '.join(system)}; {shown}")
-    return Check("memory", OK if held else UNKNOWN, shown)
+        return HealthCheck("memory", WARN, f"{'; '.join(system)}; {shown}")
+    return HealthCheck("memory", OK if held else UNKNOWN, shown)
 
 
-def checkpoint(target: Target, state: State) -> Check:
+def checkpoint(target: Target, state: State) -> HealthCheck:
     """The newest one, and whether one is overdue."""
     every, step, found = whole(dig(target.plan, "config", "save_every")), state["progress"]["step"], state["checkpoint"]
     how = "only at the end (--save_every=0)" if every == 0 else f"every {every} steps" if every else "how often is not known"
     if found is None:
         late = bool(every) and step > LATE * (every or 0)
-        return Check("checkpoint", WARN if late else OK, f"none yet at step {step}; {how}")
+        return HealthCheck("checkpoint", WARN if late else OK, f"none yet at step {step}; {how}")
     age = max(0.0, state["time_unix_s"] - (found["time_unix_s"] or state["time_unix_s"]))
     late = bool(every) and found["step"] is not None and step - found["step"] > LATE * (every or 0)
     behind = f", {step - found['step']} steps ago" if found["step"] is not None and step >= found["step"] else ""
-    return Check("checkpoint", WARN if late else OK, f"step {found['step']}, {duration(age)} old{behind}; {how}")
+    return HealthCheck("checkpoint", WARN if late else OK, f"step {found['step']}, {duration(age)} old{behind}; {how}")
 
 
-def findings(happened: list[Event]) -> list[Check]:
+def findings(happened: list[Event]) -> list[HealthCheck]:
     """What was found from inside since the start, and the last word of the inspector (docs/inspection.md), where one is used."""
     told = [e for e in happened if e.get("event") in TELLING]
     checks = []
     if inspected := [said for e in happened if e.get("event") == "inspection" and (said := text(e.get("text")))]:
-        checks.append(Check("inspector", OK, inspected[-1]))
+        checks.append(HealthCheck("inspector", OK, inspected[-1]))
     if not told:
-        return [*checks, Check("findings", OK, "no warning since the start")]
+        return [*checks, HealthCheck("findings", OK, "no warning since the start")]
     shown = "; ".join(f"{text(e.get('text')) or e['event']}{_at(e)}" for e in told[-SHOWN:])
     more = f" (the last of {len(told)})" if len(told) > SHOWN else ""
     ranks = {rank for e in told if (rank := whole(e.get("rank"))) is not None}
-    return [*checks, Check("findings", WARN, f"{shown}{more}", tuple(sorted(ranks)))]
+    return [*checks, HealthCheck("findings", WARN, f"{shown}{more}", tuple(sorted(ranks)))]
 
 
-def attention(state: State) -> list[Check]:
+def attention(state: State) -> list[HealthCheck]:
     """What else the monitor calls for: heat, disks, the clock. Strangers on a GPU are the check of the GPUs."""
     rest = [a["text"] for a in state["alerts"] if a["rank"] is None and "full" not in a["text"] and "not of this run" not in a["text"]]
-    return [Check("attention", WARN, "; ".join(rest))] if rest else []
+    return [HealthCheck("attention", WARN, "; ".join(rest))] if rest else []
 
 
 def _at(event: Event) -> str:

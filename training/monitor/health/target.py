@@ -95,7 +95,7 @@ def of_process(pid: int) -> Target:
     try:
         pids = discovery.of_process(pid)
     except UserError as error:
-        protected = procfs.look(pid) is not None and not os.access(f"/proc/{pid}/environ", os.R_OK)
+        protected = procfs.read_process(pid) is not None and not os.access(f"/proc/{pid}/environ", os.R_OK)
         raise UserError([_ours(problem) for problem in error.problems], Exit.RESOURCES if protected else error.code) from None
     for process in pids.values():
         if (run := _run_of(process)) is not None:

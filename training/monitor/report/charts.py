@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from training.monitor.report.series import Curve, Place
+from training.monitor.report.series import Curve, PointPosition
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 WIDE, HALF, TALL, LOW = 900, 436, 260, 170  # pixels of a picture; of the area in which a chart draws
@@ -54,8 +54,8 @@ class Series:
     name: str
     colour: int
     style: str
-    points: list[tuple[Place, float]]
-    marks: list[tuple[Place, str]] = field(default_factory=list)  # of this series alone, in its colour
+    points: list[tuple[PointPosition, float]]
+    marks: list[tuple[PointPosition, str]] = field(default_factory=list)  # of this series alone, in its colour
 
 
 @dataclass
@@ -104,7 +104,7 @@ def lines(
     *,
     unit: str = "",
     note: str = "",
-    marks: Sequence[tuple[Place, str]] = (),
+    marks: Sequence[tuple[PointPosition, str]] = (),
     form: str = "",
     wide: bool = False,
     log: bool = False,
@@ -122,7 +122,9 @@ def lines(
     rows: list[tuple[int, int, float, int | None, float | None]] = []
     for number, one in enumerate(series):
         gaps = [(place, None) for place, _ in marks] if one.style == THIN or len(series) == 1 else []
-        points: list[tuple[Place, float | None]] = sorted([*one.points, *gaps], key=lambda p: p[0].step) if gaps else list(one.points)
+        points: list[tuple[PointPosition, float | None]] = (
+            sorted([*one.points, *gaps], key=lambda p: p[0].step) if gaps else list(one.points)
+        )
         rows += [(number, place.step, place.time_s, place.tokens, value) for place, value in points]
     rows += [(NO_NUMBER, place.step, place.time_s, place.tokens, None) for place, _ in marks]
     values = [value for one in series for _, value in one.points]
@@ -201,7 +203,7 @@ def lines(
     )
 
 
-def thin(points: list[tuple[Place, float]], most: int) -> list[tuple[Place, float]]:
+def thin(points: list[tuple[PointPosition, float]], most: int) -> list[tuple[PointPosition, float]]:
     """Of equal stretches the smallest and the largest value."""
     size = -(-len(points) // (most // 2))
     if len(points) <= most:
@@ -211,7 +213,7 @@ def thin(points: list[tuple[Place, float]], most: int) -> list[tuple[Place, floa
     return [point for pair in ends for point in sorted({*pair}, key=lambda p: p[0].step)]
 
 
-def _value(point: tuple[Place, float]) -> float:
+def _value(point: tuple[PointPosition, float]) -> float:
     return point[1]
 
 

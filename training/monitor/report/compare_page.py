@@ -12,7 +12,7 @@ from training.core.units import count, decimal, milliseconds
 from training.monitor.report import charts, run_charts, sections
 from training.monitor.report.charts import DOTS, LINE, Chart, Series
 from training.monitor.report.html import Html, join, table, tag
-from training.monitor.report.page import Page, code
+from training.monitor.report.page import ReportPage, code
 from training.monitor.report.page import names as legend
 from training.monitor.report.run import Run
 from training.monitor.report.series import Curve
@@ -23,9 +23,9 @@ CHANGING = ("host memory",)  # facts of a moment, not of a machine
 Figure = tuple[str, Callable[[Run], float | None], Callable[[float], str], bool | None]  # name, of a run, as text, whether more is better
 
 
-def page(runs: Sequence[Run], spoken: str) -> Page:
+def page(runs: Sequence[Run], spoken: str) -> ReportPage:
     names = _names(runs)
-    out = Page(f"{len(runs)} runs · Duet", _head(runs, names), pauses=any(run.pauses for run in runs))
+    out = ReportPage(f"{len(runs)} runs · Duet", _head(runs, names), pauses=any(run.pauses for run in runs))
     units = _units(runs)
     out.counted = units[0] if len(units) == 1 else None
     out.add("figures", "Figures", _figures(runs, names))

@@ -10,20 +10,20 @@ from pathlib import Path
 
 from training.core import find_run
 from training.core.errors import Problem, UserError
-from training.core.find_run import EXPERIMENTS, LATEST, Asker
+from training.core.find_run import EXPERIMENTS, LATEST, RunSelector
 from training.core.project import ROOT
 from training.core.rundir import RunDir
 from training.diagnose import card
 
 COMMAND = "./duet report"
-ASKER = Asker("RUN", f"{COMMAND} ", f"{COMMAND} {LATEST}")
+ASKER = RunSelector("RUN", f"{COMMAND} ", f"{COMMAND} {LATEST}")
 LANGUAGES = tuple(card.WORDS)
 TAKES_VALUE = {"out": True, "lang": True, "quiet": False, "help": False}
 NAMES, NAME_LENGTH = 3, 90  # of runs in a file name, characters
 
 
 @dataclass
-class Options:
+class ReportOptions:
     """A checked command line."""
 
     runs: list[RunDir] = field(default_factory=list)
@@ -33,9 +33,9 @@ class Options:
     help: bool = False
 
 
-def parse(argv: list[str], root: Path = ROOT) -> Options:
+def parse(argv: list[str], root: Path = ROOT) -> ReportOptions:
     """Raises UserError with all problems at once."""
-    options, rest = Options(), list(argv)
+    options, rest = ReportOptions(), list(argv)
     words: list[str] = []
     values: dict[str, str] = {}
     problems: list[Problem] = []
@@ -79,7 +79,7 @@ def parse(argv: list[str], root: Path = ROOT) -> Options:
     return options
 
 
-def _find_runs(options: Options, words: list[str], root: Path, problems: list[Problem]) -> None:
+def _find_runs(options: ReportOptions, words: list[str], root: Path, problems: list[Problem]) -> None:
     if not words:
         problems.append(Problem("no run is given", "run directories, their names, or latest", [f"{COMMAND} {LATEST}"]))
     for word in words:
@@ -107,7 +107,7 @@ def _place(runs: list[RunDir], root: Path) -> Path:
     return root / EXPERIMENTS / f"comparison_{names if short else time.strftime('%Y%m%d_%H%M%S')}.html"
 
 
-def _not_writable(options: Options) -> list[Problem]:
+def _not_writable(options: ReportOptions) -> list[Problem]:
     folder = options.out.parent
     if options.out.is_dir():
         again = shlex.join([*(str(run.path) for run in options.runs), f"--out={options.out / 'report.html'}"])

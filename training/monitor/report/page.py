@@ -33,7 +33,7 @@ class Section:
 
 
 @dataclass
-class Page:
+class ReportPage:
     """`failed`: charts that could not be drawn, and why."""
 
     title: str

@@ -99,9 +99,9 @@ class Run:
         return self.state["run"]["state"] in state.ENDED
 
 
-def look(folder: rundir.RunDir) -> Run:
+def read_run(folder: rundir.RunDir) -> Run:
     """Reads everything that a report shows. A file that is missing or broken is as if it were empty."""
-    watch = state.Watch(folder)
+    watch = state.RunWatch(folder)
     seen = watch.read(patience_s=0.0)
     plan = masked_values(watch.plan or {})
     events: deque[Record] = deque(rundir.read_records(folder.events), maxlen=EVENTS)

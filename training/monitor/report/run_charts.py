@@ -13,7 +13,7 @@ from training.monitor.report import charts
 from training.monitor.report import series as curves
 from training.monitor.report.charts import DOTS, LINE, Chart, Series
 from training.monitor.report.run import Run
-from training.monitor.report.series import Curve, Metrics, Place
+from training.monitor.report.series import Curve, Metrics, PointPosition
 
 GIB, MIB = 1 << 30, 1 << 20
 RANKS = 8  # curves of ranks in one chart, at most
@@ -94,14 +94,16 @@ def loss(run: Run) -> Chart | None:
     return charts.lines("loss", "Loss", series, unit=unit, note=said, marks=marks, wide=True, log=True, top=top)
 
 
-def failure_mark(run: Run) -> tuple[Place, str] | None:
+def failure_mark(run: Run) -> tuple[PointPosition, str] | None:
     """Where the run failed and of what: the step that raised an error is not in metrics.jsonl."""
     step, last = whole(run.failure.get("step")), whole(run.metrics.last.get("step"))
     if run.script or step is None or not last or step in (place.step for place, _ in run.metrics.curves.get("loss", Curve()).marks):
         return None
     tokens = metric_units.so_far(run.metrics.last)
     at = run.since(curves.clock(run.failure) or curves.clock(run.metrics.last))
-    return Place(step, max(0.0, at), tokens * step // last if tokens is not None else None), str(run.failure.get("cause") or "failure")
+    return PointPosition(step, max(0.0, at), tokens * step // last if tokens is not None else None), str(
+        run.failure.get("cause") or "failure"
+    )
 
 
 def small(run: Run) -> list[Chart | None]:
@@ -161,13 +163,13 @@ def _left_out(shown: list[int], all_: list[Curve]) -> str:
 
 def own_times(run: Run) -> list[float | None]:
     """Of each rank, the median over all stretches, in ms."""
-    of_ranks = run.metrics.by_rank.get("own_ms", [])
+    of_ranks = run.metrics.by_rank.get("compute_ms", [])
     return [statistics.median([value for _, value in c.means]) if c.means else None for c in of_ranks]
 
 
 def balance(run: Run) -> Chart | None:
     """Each rank's own time of a step."""
-    of_ranks = run.metrics.by_rank.get("own_ms", [])
+    of_ranks = run.metrics.by_rank.get("compute_ms", [])
     if not of_ranks:
         return None
     shown = _some([value or 0.0 for value in own_times(run)])
@@ -176,7 +178,7 @@ def balance(run: Run) -> Chart | None:
     return charts.lines("balance", "Each rank's own time", series, unit="ms", note=note, wide=True, zero=True, calm=True)
 
 
-def _calm(curve: Curve) -> list[tuple[Place, float]]:
+def _calm(curve: Curve) -> list[tuple[PointPosition, float]]:
     return curve.smoothed(ends=False) or curve.points
 
 

@@ -11,7 +11,7 @@ from training.core.units import clock
 from training.monitor.alerts import MEASURED_STEPS, SLOW_RANK
 from training.monitor.report import run_charts, sections, series, timeline
 from training.monitor.report.html import Html, join, table, tag
-from training.monitor.report.page import Page, folded, tiles
+from training.monitor.report.page import ReportPage, folded, tiles
 from training.monitor.report.run import Run, value_of
 from training.monitor.state import FAILED
 
@@ -19,13 +19,13 @@ EVEN_PERCENT = 5  # that the own times of two ranks may be apart
 HINT = "Move the mouse over a curve for its values. Drag to move, Ctrl + wheel to zoom, double click to go back; click a name to hide it."
 
 
-def page(run: Run, spoken: str) -> Page:
-    out = Page(f"{run.name} · Duet", _head(run, spoken), pauses=bool(run.pauses), counted=None if run.script else run.counted)
+def page(run: Run, spoken: str) -> ReportPage:
+    out = ReportPage(f"{run.name} · Duet", _head(run, spoken), pauses=bool(run.pauses), counted=None if run.script else run.counted)
     out.timed = not run.metrics.steps or bool(series.clock(run.metrics.last))
     drawn = out.figures([run_charts.loss(run), *run_charts.small(run)])
     if drawn:
         out.add("curves", "Curves", tag("p", HINT, class_="hint"), drawn)
-    out.add("timeline", "Timeline", out.figures([timeline.of(run)]))
+    out.add("timeline", "Timeline", out.figures([timeline.timeline_chart(run)]))
     out.add("balance", "Balance of the ranks", _said(run), out.figures([run_charts.balance(run), run_charts.phases(run)]), short="Balance")
     out.add("samples", "Samples", sections.samples(run))
     out.add("configuration", "Configuration", sections.configuration(run))

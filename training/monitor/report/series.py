@@ -30,7 +30,7 @@ SMOOTH_SHARE = 40  # a curve is smoothed over this part of its length
 
 
 @dataclass(frozen=True)
-class Place:
+class PointPosition:
     """Where a point stands: `time_s` since the start of the run, as far as the clocks tell; `tokens` so far, or samples."""
 
     step: int
@@ -42,12 +42,12 @@ class Place:
 class Curve:
     """`points` in the order of steps; `marks`: places whose value is NaN or infinite, `bad` of them in all."""
 
-    points: list[tuple[Place, float]] = field(default_factory=list)
-    means: list[tuple[Place, float]] = field(default_factory=list)  # of each stretch
-    marks: list[tuple[Place, str]] = field(default_factory=list)
+    points: list[tuple[PointPosition, float]] = field(default_factory=list)
+    means: list[tuple[PointPosition, float]] = field(default_factory=list)  # of each stretch
+    marks: list[tuple[PointPosition, str]] = field(default_factory=list)
     bad: int = 0
 
-    def smoothed(self, *, ends: bool = True) -> list[tuple[Place, float]]:
+    def smoothed(self, *, ends: bool = True) -> list[tuple[PointPosition, float]]:
         """The running median. `ends`: it shrinks towards both, so that it begins and ends where the values do; else what is unlike the
         rest there (a first step that compiles) does not show. Empty where there is too little to smooth."""
         half = self.window // 2
@@ -184,7 +184,7 @@ class Metrics:
         curve, tokens, steps = Curve(), metric_units.so_far(self.last), whole(self.last.get("step")) or 0
         for step, record in self.evaluations.items():
             seen = tokens * step // steps if tokens is not None and steps else None  # every step has as many
-            place = Place(step, clock(record), seen)
+            place = PointPosition(step, clock(record), seen)
             if (value := number(record.get(key))) is None:
                 continue
             if math.isfinite(value):
@@ -242,16 +242,16 @@ def _add(curve: Curve, group: list[Record], values: list[Any]) -> None:
     curve.means.append((_place(group[len(group) // 2]), total / len(group)))
 
 
-def _place(record: Record) -> Place:
-    return Place(record["step"], clock(record), metric_units.so_far(record))
+def _place(record: Record) -> PointPosition:
+    return PointPosition(record["step"], clock(record), metric_units.so_far(record))
 
 
-def _since(points: list[tuple[Place, Any]], origin: float) -> list[tuple[Place, Any]]:
+def _since(points: list[tuple[PointPosition, Any]], origin: float) -> list[tuple[PointPosition, Any]]:
     """In the order of steps, with times that count from `origin` and never go back."""
     out, latest = [], 0.0
     for place, value in sorted(points, key=lambda point: point[0].step):
         latest = max(latest, place.time_s - origin)
-        out.append((Place(place.step, round(latest, 3), place.tokens), value))
+        out.append((PointPosition(place.step, round(latest, 3), place.tokens), value))
     return out
 
 
@@ -260,7 +260,7 @@ def left_over(at: float, pauses: list[tuple[float, float]]) -> float:
     return at - sum(min(at, until) - since for since, until in pauses if at > since)
 
 
-def _shorter(points: list[tuple[Place, Any]], pauses: list[tuple[float, float]]) -> list[tuple[Place, Any]]:
+def _shorter(points: list[tuple[PointPosition, Any]], pauses: list[tuple[float, float]]) -> list[tuple[PointPosition, Any]]:
     return [(replace(place, time_s=round(left_over(place.time_s, pauses), 3)), value) for place, value in points]
 
 

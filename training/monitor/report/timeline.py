@@ -41,7 +41,7 @@ LANE = 26  # pixels
 
 
 @dataclass(frozen=True)
-class Bar:
+class TimelineBar:
     """A stretch of time on a lane, in seconds since the start."""
 
     lane: str
@@ -52,7 +52,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Mark:
+class TimelineMark:
     """A moment on a lane."""
 
     lane: str
@@ -61,19 +61,19 @@ class Mark:
     colour: str
 
 
-def of(run: Run) -> Chart | None:
+def timeline_chart(run: Run) -> Chart | None:
     begun = run.begun
     if not begun:
         return None
     end = number(run.state["run"]["ended_unix_s"]) or number(run.state["time_unix_s"]) or begun
     bars = [bar for bar in _bars(run, begun, end) if bar.to_s > bar.from_s >= 0]
     marks = [
-        Mark(lane, max(0.0, run.since(clock(event))), describe(event), paint)
+        TimelineMark(lane, max(0.0, run.since(clock(event))), describe(event), paint)
         for event in run.events
         if event["event"] in MOMENTS
         for lane, paint in [MOMENTS[event["event"]]]
     ]
-    marks += [Mark("pauses", run.since(since), f"nothing ran for {duration(until - since)}", PLAIN) for since, until in run.pauses]
+    marks += [TimelineMark("pauses", run.since(since), f"nothing ran for {duration(until - since)}", PLAIN) for since, until in run.pauses]
     left = len(marks) - MARKS
     note = f"{duration(run.since(end))} in all{' without pauses' if run.pauses else ''}" + (
         f"; the first {left} moments are left out" if left > 0 else ""
@@ -81,11 +81,11 @@ def of(run: Run) -> Chart | None:
     return _chart(bars, marks[-MARKS:], note, ", without pauses" if run.pauses else "")
 
 
-def _bars(run: Run, begun: float, end: float) -> list[Bar]:
+def _bars(run: Run, begun: float, end: float) -> list[TimelineBar]:
     starts = [event for event in run.events if event["event"] == "start"]
     if not starts:  # a script of somebody, or no rank has come so far
         script = bool(run.plan.get("script"))
-        return [Bar("run", TRAINING if script or run.metrics.steps else START, 0.0, run.since(end))]
+        return [TimelineBar("run", TRAINING if script or run.metrics.steps else START, 0.0, run.since(end))]
     planned = number(run.plan.get("created")) or begun
     bars = []
     for i, start in enumerate(starts):
@@ -103,19 +103,19 @@ def _bars(run: Run, begun: float, end: float) -> list[Bar]:
         over = min([over, until, *(begin for begin, _ in run.pauses if begin > since)])
         lane = f"start {i + 1}" if len(starts) <= LANES else "training"
         step = whole(start.get("step")) or 0
-        bars.append(Bar(lane, START, run.since(launched), run.since(since)))
+        bars.append(TimelineBar(lane, START, run.since(launched), run.since(since)))
         lost = next((number(e.get("seconds_lost")) or 0.0 for e in run.events if e["event"] == "restart" and over <= clock(e) < until), 0.0)
         stood = min(over, max(since, over - lost))
-        bars.append(Bar(lane, TRAINING, run.since(since), run.since(stood), f"from step {step}"))
-        bars.append(Bar(lane, LOST, run.since(stood), run.since(over), "until it was ended"))
+        bars.append(TimelineBar(lane, TRAINING, run.since(since), run.since(stood), f"from step {step}"))
+        bars.append(TimelineBar(lane, LOST, run.since(stood), run.since(over), "until it was ended"))
         for step, record in run.metrics.evaluations.items():
             at, took = clock(record), (number(record.get("eval_ms")) or 0.0) / 1000
             if since <= at <= over:
-                bars.append(Bar(lane, EVALUATION, run.since(at) - took, run.since(at), f"step {step}"))
+                bars.append(TimelineBar(lane, EVALUATION, run.since(at) - took, run.since(at), f"step {step}"))
     return bars
 
 
-def _chart(bars: Sequence[Bar], marks: Sequence[Mark], note: str, left_out: str) -> Chart | None:
+def _chart(bars: Sequence[TimelineBar], marks: Sequence[TimelineMark], note: str, left_out: str) -> Chart | None:
     if not bars and not marks:
         return None
     end = max([*(bar.to_s for bar in bars), *(mark.at_s for mark in marks)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from training.host import cgroups
-from training.host.gpus import Machine
+from training.host.gpus import GpuInventory
 from training.host.torch_build import TorchBuild
 from training.plan.preflight.report import ERROR, OK, WARNING, Check, count, table, worst
 from training.plan.preflight.startup_checks import (
@@ -24,27 +24,27 @@ from training.plan.preflight.startup_checks import (
     shared_memory,
     torch_fits,
 )
-from training.plan.request import Launch, Request
+from training.plan.request import LaunchRequest, Request
 from training.tasks.gpt import memory
 from training.tasks.gpt.memory_fit import suggestions
 
 __all__ = [
-    "ERROR", "OK", "WARNING", "Check", "Facts", "at_every_start", "compile_works", "count", "folder", "gpus", "host_memory",
+    "ERROR", "OK", "WARNING", "Check", "PreflightContext", "at_every_start", "compile_works", "count", "folder", "gpus", "host_memory",
     "not_running", "only_in_check", "port", "shared_memory", "table", "torch_fits", "worst",
 ]  # fmt: skip
 NOTHING = memory.Estimate(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
-class Facts:
+class PreflightContext:
     """What the checks are about. `room`: free bytes for one rank; `load` is None for somebody's own script, whose needs are not known."""
 
-    request: Launch
-    machine: Machine
+    request: LaunchRequest
+    machine: GpuInventory
     torch: TorchBuild | None
     device: str
     room: int | None = None
-    load: memory.Load | None = None
+    load: memory.StepWorkload | None = None
 
     @property
     def estimate(self) -> memory.Estimate:
@@ -55,7 +55,7 @@ class Facts:
         return self.request.config.num_workers if self.load else 0
 
 
-def at_every_start(facts: Facts) -> list[Check]:
+def at_every_start(facts: PreflightContext) -> list[Check]:
     """Milliseconds together."""
     request, estimate, load = facts.request, facts.estimate, facts.load
     config, origins, ranks, room = request.config, request.origins, request.local_ranks, facts.room
@@ -82,7 +82,7 @@ def at_every_start(facts: Facts) -> list[Check]:
     return checks
 
 
-def only_in_check(facts: Facts) -> list[Check]:
+def only_in_check(facts: PreflightContext) -> list[Check]:
     """A second at most: what reads many files, asks the network or questions the driver at length."""
     from training.plan.preflight import data_checks, host_checks, versions
     from training.tasks.video_restoration.kair import loader

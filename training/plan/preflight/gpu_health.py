@@ -12,7 +12,7 @@ from training.host.torch_build import TorchBuild
 from training.plan.preflight import gpu_state
 from training.plan.preflight.gpu_state import Pair, State
 from training.plan.preflight.report import ERROR, OK, WARNING, Check
-from training.plan.request import Launch
+from training.plan.request import LaunchRequest
 
 # What torch.cuda.get_arch_list() reports is a text in this library: 'sm_80 sm_90 compute_90'.
 ARCHITECTURES = re.compile(rb"(?:\b(?:sm|compute)_\d{2,3}[af]?(?: |\0)){1,40}")
@@ -20,7 +20,7 @@ LIBRARY = "lib/libtorch_python.so"
 
 
 def checks(gpus: Sequence[Gpu]) -> list[Check]:
-    states, pairs = gpu_state.look(gpus)
+    states, pairs = gpu_state.read_state(gpus)
     found = [health(s) for s in states]
     return found + ([links(states, pairs)] if pairs else [])
 
@@ -72,7 +72,7 @@ def links(states: Sequence[State], pairs: Sequence[Pair]) -> Check:
     return Check("GPU links", OK, "; ".join(said) + (f"; NVLinks up: {', '.join(up)}" if up else ""))
 
 
-def kernels(gpus: Sequence[Gpu], torch: TorchBuild | None, request: Launch) -> Iterable[Check]:
+def kernels(gpus: Sequence[Gpu], torch: TorchBuild | None, request: LaunchRequest) -> Iterable[Check]:
     """The installed torch has kernels for these GPUs; nothing is said where it can not be known without importing it."""
     built = architectures(Path(torch.folder) / LIBRARY) if torch and torch.folder else []
     if torch is None or not built:

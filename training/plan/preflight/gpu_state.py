@@ -54,13 +54,13 @@ class Pair:
         return ", ".join(filter(None, (self.where, copies))) or "-"
 
 
-def look(gpus: Sequence[Gpu]) -> tuple[list[State], list[Pair]]:
+def read_state(gpus: Sequence[Gpu]) -> tuple[list[State], list[Pair]]:
     """The state of these GPUs and of the links between them; nothing when the driver does not answer."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:  # gpus.look() has said so
+    except pynvml.NVMLError:  # gpus.inventory() has said so
         return [], []
     try:
         handles = {g: handle for g in gpus if (handle := ask(pynvml.nvmlDeviceGetHandleByIndex, g.index)) is not None}

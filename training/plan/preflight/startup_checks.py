@@ -13,10 +13,10 @@ from pathlib import Path
 
 from training.core import rundir, units
 from training.host import cgroups, env_vars, ports
-from training.host.gpus import EXCLUSIVE, PROHIBITED, Gpu, Machine
+from training.host.gpus import EXCLUSIVE, PROHIBITED, Gpu, GpuInventory
 from training.host.torch_build import TorchBuild
 from training.plan.preflight.report import ERROR, OK, WARNING, Check
-from training.plan.request import Launch
+from training.plan.request import LaunchRequest
 from training.tasks.gpt import memory
 from training.tasks.gpt.model_dims import flops_per_token
 
@@ -28,7 +28,7 @@ CPU_FLOPS, PATIENCE_S = 1e11, 600  # a few cores: the quickstart takes two of th
 RANK_RAM_BYTES = 2 << 30  # torch with CUDA, an estimate
 
 
-def on_cpu(request: Launch, load: memory.Load | None) -> list[str]:
+def on_cpu(request: LaunchRequest, load: memory.StepWorkload | None) -> list[str]:
     """The same run on the CPU, unless that would take hours there."""
     if load:
         tokens = request.config.num_iterations * (load.total_tokens or load.tokens * load.ranks)
@@ -38,7 +38,7 @@ def on_cpu(request: Launch, load: memory.Load | None) -> list[str]:
 
 
 def gpus(
-    machine: Machine, estimate: memory.Estimate, request: Launch, smaller: list[str], load: memory.Load | None = None
+    machine: GpuInventory, estimate: memory.Estimate, request: LaunchRequest, smaller: list[str], load: memory.StepWorkload | None = None
 ) -> Iterable[Check]:
     """Enough GPUs, each with room for the estimate, and who is on them; `smaller`: commands for runs that fit."""
     have, ranks = len(machine.gpus), request.gpu_ranks
@@ -81,7 +81,9 @@ def _gpu(gpu: Gpu, estimate: memory.Estimate, smaller: list[str]) -> Iterable[Ch
         yield Check(f"{name} parts", WARNING, text, [f"sudo nvidia-smi -i {gpu.index} -mig 0"])
 
 
-def torch_fits(machine: Machine, torch: TorchBuild | None, request: Launch, load: memory.Load | None = None) -> Iterable[Check]:
+def torch_fits(
+    machine: GpuInventory, torch: TorchBuild | None, request: LaunchRequest, load: memory.StepWorkload | None = None
+) -> Iterable[Check]:
     """The installed torch can use these GPUs: built for CUDA, and not for a newer one than the driver runs."""
     if torch is None or not machine.gpus:
         return
@@ -96,7 +98,7 @@ def torch_fits(machine: Machine, torch: TorchBuild | None, request: Launch, load
         yield Check("torch", OK, f"{name}, CUDA {torch.cuda}")
 
 
-def compile_works(torch: TorchBuild | None, device: str, request: Launch) -> list[Check]:
+def compile_works(torch: TorchBuild | None, device: str, request: LaunchRequest) -> list[Check]:
     """torch's code generator for CPUs builds a shell command without quoting its own folder."""
     if device != "cpu" or torch is None or not re.search(r"[\s'\"]", torch.folder):
         return []
@@ -126,7 +128,7 @@ def not_running(run: rundir.RunDir) -> list[Check]:
     ]
 
 
-def host_memory(room: int | None, estimate: memory.Estimate, request: Launch, smaller: list[str]) -> Check:
+def host_memory(room: int | None, estimate: memory.Estimate, request: LaunchRequest, smaller: list[str]) -> Check:
     """Training on the CPU: the ranks live in host memory."""
     ranks, limit = request.local_ranks, cgroups.says_who()
     shown = f"{memory.gib(room)} free for each of {ranks} ranks" if ranks > 1 else f"{memory.gib(room)} free"
@@ -200,7 +202,7 @@ def open_files(num_workers: int, ranks: int) -> Check:
     return Check("open files", WARNING, f"{most} for each process, {needed} may be needed", [fix])
 
 
-def ram_beside_gpus(estimate: memory.Estimate, load: memory.Load | None, ranks: int) -> Check:
+def ram_beside_gpus(estimate: memory.Estimate, load: memory.StepWorkload | None, ranks: int) -> Check:
     """Training on GPUs: the host holds torch itself, and rank 0's copy of a checkpoint while it is written."""
     free = cgroups.available_memory()
     copy = estimate.parameters + estimate.optimizer + (load.elsewhere if load else 0)

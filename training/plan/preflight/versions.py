@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib import metadata
 
 import training
-from training.host.gpus import Machine
+from training.host.gpus import GpuInventory
 from training.host.torch_build import TorchBuild
 from training.plan.preflight.report import OK, Check
 
@@ -17,7 +17,7 @@ NAME = "versions"
 TITLES = {"duet": "Duet", "python": "Python", "torch_cuda": "for CUDA", "nccl": "NCCL", "driver_cuda": "up to CUDA", "kernel": "Linux"}
 
 
-def read(torch: TorchBuild | None, machine: Machine) -> dict[str, str | None]:
+def read(torch: TorchBuild | None, machine: GpuInventory) -> dict[str, str | None]:
     """None: not there, or it does not say."""
     return {
         "duet": training.__version__,
@@ -39,7 +39,7 @@ def _installed(package: str) -> str | None:
         return None
 
 
-def check(torch: TorchBuild | None, machine: Machine) -> Check:
+def check(torch: TorchBuild | None, machine: GpuInventory) -> Check:
     versions = read(torch, machine)
     return Check(NAME, OK, sentence(versions), facts=versions)
 

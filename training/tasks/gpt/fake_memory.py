@@ -14,9 +14,9 @@ import torch
 
 from training.config.schema import Config
 from training.tasks.gpt import optim
-from training.tasks.gpt.memory import Load
-from training.tasks.gpt.model import GPT, Frugal
-from training.tasks.gpt.model_dims import WIDTH_PER_LAYER, Shape
+from training.tasks.gpt.memory import StepWorkload
+from training.tasks.gpt.model import GPT, MemorySavings
+from training.tasks.gpt.model_dims import WIDTH_PER_LAYER, ModelDims
 
 
 class Unavailable(RuntimeError):
@@ -24,7 +24,7 @@ class Unavailable(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Slice(Shape):
+class Slice(ModelDims):
     """A model with the width of `full_depth` blocks, but fewer of them."""
 
     full_depth: int = 0
@@ -34,7 +34,7 @@ class Slice(Shape):
         return self.full_depth * WIDTH_PER_LAYER
 
 
-def peak(load: Load) -> int:
+def peak(load: StepWorkload) -> int:
     """Bytes at the peak of an eager step of this load. Raises Unavailable.
 
     The peak is linear in the number of plain and of checkpointed blocks, so three models of two or three blocks with the
@@ -49,7 +49,7 @@ def peak(load: Load) -> int:
     return base + (plain - p) * more_plain + (again - a) * more_again - load.elsewhere + load.second_gradients + load.saved
 
 
-def step_peak(load: Load, plain: int, again: int) -> int:
+def step_peak(load: StepWorkload, plain: int, again: int) -> int:
     """The same for so many plain and checkpointed blocks of the load's width."""
     try:
         from torch._subclasses import FakeTensorMode
@@ -58,7 +58,7 @@ def step_peak(load: Load, plain: int, again: int) -> int:
         raise Unavailable(f"torch {torch.__version__} has no fake tensors with a memory tracker as 2.9 to 2.13 have: {error}") from error
     shape = Slice(plain + again, load.vocab, load.seq_len, load.depth)
     with FakeTensorMode():
-        model = GPT(shape, Frugal(again, load.chunks))
+        model = GPT(shape, MemorySavings(again, load.chunks))
         optimizer = optim.build(model, Config(optimizer="muon" if load.muon else "adamw"))
         tokens = torch.zeros(load.sequences, load.seq_len, dtype=torch.int64)
         for weight in model.parameters():

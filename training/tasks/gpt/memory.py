@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from training.tasks.gpt.model_dims import Shape
+from training.tasks.gpt.model_dims import ModelDims
 
 GIB = 1 << 30
 # What the authors of the original dual-GPU configs promise for 2 × 32 GB, in GB, printed beside our estimate.
@@ -22,7 +22,7 @@ CONTEXT = GIB // 2  # CUDA's own memory on a GPU, with the kernels of torch
 
 
 @dataclass(frozen=True)
-class Load:
+class StepWorkload:
     """What one rank trains: everything that the memory depends on."""
 
     depth: int
@@ -40,8 +40,8 @@ class Load:
     copy: bool = False  # rank 0's copy of a checkpoint lies in the same memory, as on a CPU
 
     @property
-    def shape(self) -> Shape:
-        return Shape(self.depth, self.vocab, self.seq_len)
+    def shape(self) -> ModelDims:
+        return ModelDims(self.depth, self.vocab, self.seq_len)
 
     @property
     def width(self) -> int:
@@ -142,7 +142,7 @@ class _Constants:
     logits: int  # logits and what the loss makes of them, forward and backward, at their height
 
 
-def _constants(load: Load) -> _Constants:
+def _constants(load: StepWorkload) -> _Constants:
     if load.compiled:
         return _Constants(49, 21, 21, 6, 4) if load.bf16 else _Constants(81, 25, 25, 8, 8)
     if load.bf16:
@@ -150,7 +150,7 @@ def _constants(load: Load) -> _Constants:
     return _Constants(86, 25, 14, 12, 16)
 
 
-def estimate(load: Load) -> Estimate:
+def estimate(load: StepWorkload) -> Estimate:
     """Bytes per rank with fp32 weights, as training/trainer does it.
 
     A step has two heights: at the loss (everything kept, and the logits), and in the backward pass of the last block

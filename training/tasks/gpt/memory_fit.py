@@ -12,8 +12,8 @@ from typing import Any
 
 from training.config import batch
 from training.config.schema import Config
-from training.host.decisions import Choice
-from training.tasks.gpt.memory import Estimate, Load, estimate, gib
+from training.host.decisions import Decision
+from training.tasks.gpt.memory import Estimate, StepWorkload, estimate, gib
 
 CHUNKS = (1, 2, 4, 8, 16, 32, 64, 128)
 CHEAP = 0.03  # so much more time is a good price for not being tight
@@ -23,13 +23,13 @@ Limit = Callable[[Estimate], int]
 
 
 @dataclass(frozen=True)
-class Fit:
+class MemoryPlan:
     """The decided load, each part with its reason; `load` has the values."""
 
-    load: Load
-    sequences: Choice
-    blocks: Choice
-    chunks: Choice
+    load: StepWorkload
+    sequences: Decision
+    blocks: Decision
+    chunks: Decision
 
     def sentence(self) -> str:
         """'' when nothing is computed again."""
@@ -41,40 +41,40 @@ class Fit:
         return f"activation checkpointing: {', '.join(said) or 'none'}: {reason}{'; ' + cost if said else ''}"
 
 
-def choose(load: Load, config: Config, ranks: int, room: int | None) -> Fit | None:
+def choose(load: StepWorkload, config: Config, ranks: int, room: int | None) -> MemoryPlan | None:
     """What `auto` means here; `room`: free bytes for one rank, None if unknown. None when no micro-batch divides."""
     size = _sequences(load, config, ranks, room)
     if size is None:
         return None
     found, reason = _frugal(replace(load, sequences=size.value), config, room)
-    blocks = Choice(found.blocks, reason if config.activation_checkpointing == AUTO else "as asked")
-    chunks = Choice(found.chunks, reason if config.loss_chunks == AUTO else "as asked")
-    return Fit(found, size, blocks, chunks)
+    blocks = Decision(found.blocks, reason if config.activation_checkpointing == AUTO else "as asked")
+    chunks = Decision(found.chunks, reason if config.loss_chunks == AUTO else "as asked")
+    return MemoryPlan(found, size, blocks, chunks)
 
 
-def _sequences(load: Load, config: Config, ranks: int, room: int | None) -> Choice | None:
+def _sequences(load: StepWorkload, config: Config, ranks: int, room: int | None) -> Decision | None:
     if isinstance(config.device_batch_size, int):
-        return Choice(config.device_batch_size, "as asked")
+        return Decision(config.device_batch_size, "as asked")
     sizes = batch.device_choices(config.max_seq_len, ranks, config.total_batch_size)
     if not sizes:
         return None
     if room is None:
-        return Choice(sizes[-1], f"the largest of {len(sizes)} that divide; the free memory is unknown")
+        return Decision(sizes[-1], f"the largest of {len(sizes)} that divide; the free memory is unknown")
     fitting = [one for size in sizes if (one := cheapest(replace(load, sequences=size), config, room))]
     if not fitting:
-        return Choice(sizes[0], "the smallest that divides; by the estimate even that does not fit")
+        return Decision(sizes[0], "the smallest that divides; by the estimate even that does not fit")
     best = min(fitting, key=_time)
     if best is fitting[-1]:
-        return Choice(best.sequences, f"the largest of {len(sizes)} that divide and fit")
-    return Choice(best.sequences, f"the fastest of {len(sizes)} that divide; more would fit, but with more to compute again")
+        return Decision(best.sequences, f"the largest of {len(sizes)} that divide and fit")
+    return Decision(best.sequences, f"the fastest of {len(sizes)} that divide; more would fit, but with more to compute again")
 
 
-def _time(load: Load) -> float:
+def _time(load: StepWorkload) -> float:
     """Of a token, in units of one without recomputation in an endless micro-batch."""
     return (1 + load.extra_time) * (1 + OVERHEAD_TOKENS / load.tokens)
 
 
-def _frugal(load: Load, config: Config, room: int | None) -> tuple[Load, str]:
+def _frugal(load: StepWorkload, config: Config, room: int | None) -> tuple[StepWorkload, str]:
     if room is None:
         return next(_candidates(load, config)), "not chosen: the free memory is unknown"
     found = cheapest(load, config, room)
@@ -91,10 +91,10 @@ def _frugal(load: Load, config: Config, room: int | None) -> tuple[Load, str]:
     return found, f"so that {sequences} fit {gib(room)} free"
 
 
-def cheapest(load: Load, config: Config, room: int, limit: Limit = lambda one: one.needed) -> Load | None:
+def cheapest(load: StepWorkload, config: Config, room: int, limit: Limit = lambda one: one.needed) -> StepWorkload | None:
     """The least recomputation that fits; values that the user gave are obeyed."""
 
-    def fits(one: Load) -> bool:
+    def fits(one: StepWorkload) -> bool:
         return limit(estimate(one)) <= room
 
     found = []
@@ -112,7 +112,7 @@ def cheapest(load: Load, config: Config, room: int, limit: Limit = lambda one: o
     return min(found, key=lambda one: (one.extra_time, one.chunks), default=None)
 
 
-def _candidates(load: Load, config: Config, everything: bool = False) -> Iterator[Load]:
+def _candidates(load: StepWorkload, config: Config, everything: bool = False) -> Iterator[StepWorkload]:
     """Loads with every number of parts that is allowed, in ascending order; `everything`: and with blocks checkpointed."""
     asked = config.activation_checkpointing
     blocks = (0, load.depth - 1, load.depth) if everything and asked == AUTO else (asked if isinstance(asked, int) else 0,)
@@ -122,7 +122,7 @@ def _candidates(load: Load, config: Config, everything: bool = False) -> Iterato
             yield replace(load, chunks=number, blocks=count)
 
 
-def suggestions(load: Load, config: Config, ranks: int, room: int) -> list[dict[str, Any]]:
+def suggestions(load: StepWorkload, config: Config, ranks: int, room: int) -> list[dict[str, Any]]:
     """Changes of the configuration that fit by the estimate, the nearest of each kind."""
     free = replace(config, activation_checkpointing=AUTO, loss_chunks=AUTO)
     out = []
@@ -147,7 +147,7 @@ def suggestions(load: Load, config: Config, ranks: int, room: int) -> list[dict[
     return out
 
 
-def _settings(found: Load, config: Config) -> dict[str, Any]:
+def _settings(found: StepWorkload, config: Config) -> dict[str, Any]:
     """The flags that bring `found`, where the user has decided himself; what is `auto` finds it again."""
     blocks, chunks = config.activation_checkpointing, config.loss_chunks
     out: dict[str, Any] = {}

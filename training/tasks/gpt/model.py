@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from training.tasks.gpt.model_dims import Shape
+from training.tasks.gpt.model_dims import ModelDims
 
 ROPE_BASE = 10000.0
 SOFTCAP = 15.0  # logits stay in ±15 (Gemma 2, arXiv:2408.00118): early steps can not blow up
 
 
 @dataclass(frozen=True)
-class Frugal:
+class MemorySavings:
     """Memory bought with time; the arithmetic stays the same."""
 
     blocks: int = 0  # so many blocks keep only their input and are computed again in the backward pass
@@ -39,7 +39,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelDims) -> None:
         super().__init__()
         self.heads = shape.heads
         # Three matrices, not one: Muon makes each of them orthogonal for itself.
@@ -58,8 +58,8 @@ class Attention(nn.Module):
         return self.proj(out.transpose(1, 2).reshape(batch, length, width))
 
 
-class Block(nn.Module):
-    def __init__(self, shape: Shape, dropout: float) -> None:
+class TransformerBlock(nn.Module):
+    def __init__(self, shape: ModelDims, dropout: float) -> None:
         super().__init__()
         self.attention = Attention(shape)
         self.gate = nn.Linear(shape.width, shape.inner, bias=False)
@@ -79,13 +79,13 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """forward(inputs) gives logits; forward(inputs, targets) the mean loss in nats per token."""
 
-    def __init__(self, shape: Shape, frugal: Frugal | None = None, dropout: float = 0.0) -> None:
+    def __init__(self, shape: ModelDims, frugal: MemorySavings | None = None, dropout: float = 0.0) -> None:
         super().__init__()
         self.shape = shape
-        self.frugal = frugal or Frugal()
+        self.frugal = frugal or MemorySavings()
         self.dropout = dropout
         self.embedding = nn.Embedding(shape.vocab, shape.width)
-        self.blocks = nn.ModuleList(Block(shape, dropout) for _ in range(shape.depth))
+        self.blocks = nn.ModuleList(TransformerBlock(shape, dropout) for _ in range(shape.depth))
         self.head = nn.Linear(shape.width, shape.vocab, bias=False)
         self.register_buffer("cos", torch.empty(0), persistent=False)
         self.register_buffer("sin", torch.empty(0), persistent=False)
@@ -98,7 +98,7 @@ class GPT(nn.Module):
         nn.init.zeros_(self.head.weight)
         bound = (3 / self.shape.width) ** 0.5
         for block in self.blocks:
-            assert isinstance(block, Block)
+            assert isinstance(block, TransformerBlock)
             for matrix in (block.attention.query, block.attention.key, block.attention.value, block.gate, block.up):
                 nn.init.uniform_(matrix.weight, -bound, bound)
             for matrix in (block.attention.proj, block.down):

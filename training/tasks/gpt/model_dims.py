@@ -9,7 +9,7 @@ HEAD_DIM = 128
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelDims:
     """What the model is made of; stands in every checkpoint."""
 
     depth: int
@@ -39,7 +39,7 @@ class Shape:
         return self.depth * self.block_weights + 2 * self.vocab * self.width
 
 
-def flops_per_token(shape: Shape) -> int:
+def flops_per_token(shape: ModelDims) -> int:
     """Operations of forward and backward pass for one token: 6N + 12·L·H·Q·T (PaLM, arXiv:2204.02311, appendix B).
 
     N: weights that are multiplied, so without the embedding, which is only looked up (as nanochat counts). The second term is

@@ -9,12 +9,12 @@ from training.config import batch
 from training.core import manifest
 from training.data.tokenizer import vocab_of
 from training.data.tokenizer_base import BPE
-from training.host.decisions import Choice
+from training.host.decisions import Decision
 from training.tasks.gpt import memory, memory_fit
-from training.tasks.planning import Decided, Wish
+from training.tasks.planning import Decided, PlanRequest
 
 
-def _vocab(request: Wish) -> int:
+def _vocab(request: PlanRequest) -> int:
     """Rows of the embedding. A bpe vocabulary has fewer than planned where the text is short: a run that keeps its --vocab_size keeps
     what it found."""
     config, run, asked = request.config, request.resume_from, ("tokenizer", "vocab_size")
@@ -24,12 +24,12 @@ def _vocab(request: Wish) -> int:
     return min(planned, int(saved["shape"].get("vocab", planned))) if saved and same else planned
 
 
-def decide(request: Wish, device: str, precision: Choice, compiled: Choice, room: int | None) -> Decided:
+def decide(request: PlanRequest, device: str, precision: Decision, compiled: Decision, room: int | None) -> Decided:
     """`room`: free bytes for one rank."""
     config, ranks = request.config, request.ranks
     vocab = _vocab(request)
     shape = {"depth": config.depth, "vocab": vocab, "max_seq_len": config.max_seq_len}
-    asked = memory.Load(
+    asked = memory.StepWorkload(
         config.depth,
         0,
         config.max_seq_len,

@@ -15,14 +15,14 @@ from torch import nn
 from training.config.schema import Config
 from training.core import heartbeat, metric_units, units
 from training.data import token_dataset
-from training.data.prepare import Prepared, content
+from training.data.prepare import PreparedCorpus, content
 from training.data.token_dataset import Pair, TokenDataset
+from training.data.tokenizer import for_corpus as tokenizer_of
 from training.data.tokenizer import identity
-from training.data.tokenizer import of as tokenizer_of
 from training.tasks.base import Task
 from training.tasks.gpt import optim
-from training.tasks.gpt.model import GPT, Frugal
-from training.tasks.gpt.model_dims import Shape, flops_per_token
+from training.tasks.gpt.model import GPT, MemorySavings
+from training.tasks.gpt.model_dims import ModelDims, flops_per_token
 from training.tasks.optim import Optimizers
 
 TEMPERATURE = 0.8
@@ -34,10 +34,10 @@ class LanguageModel(Task):
     unit = "tokens"
     pieces = "sequences"
 
-    def __init__(self, config: Config, device: torch.device, data: Prepared, frugal: Frugal) -> None:
+    def __init__(self, config: Config, device: torch.device, data: PreparedCorpus, frugal: MemorySavings) -> None:
         super().__init__(None, config, device)
         self.data, self.frugal, self.tokenizer = data, frugal, tokenizer_of(data)
-        self.shape = Shape(config.depth, data.vocab, config.max_seq_len)
+        self.shape = ModelDims(config.depth, data.vocab, config.max_seq_len)
         self.random = config.dropout > 0
 
     def model(self) -> GPT:

@@ -13,7 +13,7 @@ from training.data import corpus, encoding, optional_deps, tokenizer
 SIZES = ("device_batch_size", "total_batch_size", "max_seq_len")
 
 
-def check(config: Config, origins: Mapping[str, str], installed: bool) -> tuple[corpus.Source | None, list[Problem]]:
+def check(config: Config, origins: Mapping[str, str], installed: bool) -> tuple[corpus.CorpusSource | None, list[Problem]]:
     """The text to train on, and what is wrong with it or its tokenizer."""
     problems = encoding.check(config.encoding, origins["encoding"])
     source, problem = corpus.find(config.data, origins["data"], "" if problems else config.encoding)

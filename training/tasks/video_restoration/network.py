@@ -19,7 +19,7 @@ GAIN = 8.0  # so it is made larger; without both a network learned half as much 
 START = 0.3  # what a block adds begins so much smaller, so that a stack of them keeps its scale
 
 
-class Block(nn.Module):
+class GatedBlock(nn.Module):
     """x plus a product of features; `width` is even."""
 
     def __init__(self, width: int) -> None:
@@ -36,13 +36,13 @@ class Block(nn.Module):
         return x + self.second(what * where)
 
 
-class Way(nn.Module):
+class PropagationStep(nn.Module):
     """One step in one direction: a frame's features and what has travelled so far, to what travels on."""
 
     def __init__(self, incoming: int, width: int, blocks: int) -> None:
         super().__init__()
         self.mix = _conv(incoming, width)
-        self.blocks = nn.Sequential(*(Block(width) for _ in range(blocks)))
+        self.blocks = nn.Sequential(*(GatedBlock(width) for _ in range(blocks)))
 
     def forward(self, *features: torch.Tensor) -> torch.Tensor:
         return self.blocks(F.leaky_relu(self.mix(torch.cat(features, 1)), SLOPE))
@@ -59,8 +59,8 @@ class Recurrent(nn.Module):
         super().__init__()
         self.scale = scale
         self.stem = _conv(4 * channels, width)
-        self.backward_way = Way(2 * width, width, blocks)
-        self.forward_way = Way(3 * width, width, blocks)
+        self.backward_way = PropagationStep(2 * width, width, blocks)
+        self.forward_way = PropagationStep(3 * width, width, blocks)
         self.last = _conv(2 * width, width)
         self.out = _conv(width, 3 * scale**2)
         # The first result is the input itself: training starts from what is there, not from noise.

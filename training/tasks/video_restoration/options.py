@@ -9,7 +9,7 @@ from training.config.schema import option
 
 
 @dataclass
-class Options:
+class VideoOptions:
     """Checked by training.tasks.video_restoration.folders before anything starts."""
 
     dataroot_gt: str = option("", "data", "folder of the sharp frames: one folder a clip, or the GoPro layout (CLIP/sharp)", unit="path")

@@ -27,8 +27,8 @@ class Scene:
     def __init__(self, random: Generator, height: int, width: int) -> None:
         self.height, self.width = height, width
         self.background = texture(random, height + height // 2, width + width // 2)
-        self.camera = Way(random, SPEED[0])
-        self.shapes = [Shape(random, height, width) for _ in range(random.integers(3, 6))]
+        self.camera = MotionPath(random, SPEED[0])
+        self.shapes = [MovingShape(random, height, width) for _ in range(random.integers(3, 6))]
 
     def at(self, moment: float) -> Light:
         """Light at a moment (frames from the start), (height, width, 3), 0 … 1."""
@@ -47,7 +47,7 @@ class Scene:
         return lights.mean(axis=0), lights[MOMENTS // 2], lights
 
 
-class Way:
+class MotionPath:
     """A place as a function of time: a steady move and two swings, so that some frames are slow and some fast."""
 
     def __init__(self, random: Generator, speed: float) -> None:
@@ -65,14 +65,14 @@ class Way:
         return float(down), float(right)
 
 
-class Shape:
+class MovingShape:
     """A disc, a box or a star, textured, that turns while it moves; what leaves the picture comes back on the other side."""
 
     def __init__(self, random: Generator, height: int, width: int) -> None:
         self.radius = random.uniform(0.1, 0.2) * min(height, width)
         self.kind = int(random.integers(3))
         self.texture = texture(random, int(2 * self.radius) + 2, int(2 * self.radius) + 2)
-        self.way = Way(random, SPEED[1])
+        self.way = MotionPath(random, SPEED[1])
         self.start = random.uniform(0, 1, 2) * (height, width)
         self.angle, self.turn = random.uniform(0, 2 * np.pi), random.normal(0, 0.06)
 

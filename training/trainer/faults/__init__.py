@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from training.config.fault_table import TABLE
 from training.trainer.faults import data, stuck
-from training.trainer.faults.context import Here
+from training.trainer.faults.context import FaultContext
 
-__all__ = ["ACTS", "Here"]
+__all__ = ["ACTS", "FaultContext"]
 
 
-def _act(name: str) -> Callable[[Here], object]:
+def _act(name: str) -> Callable[[FaultContext], object]:
     found = next(getattr(module, n) for n in (name, f"{name}_") for module in (stuck, data) if hasattr(module, n))
-    act: Callable[[Here], object] = found
+    act: Callable[[FaultContext], object] = found
     return act
 
 

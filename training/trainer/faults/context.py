@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Here:
+class FaultContext:
     """Where a fault happens. `device` is cpu or cuda."""
 
     run_folder: Path

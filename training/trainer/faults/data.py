@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from training.trainer.faults.context import Here
+from training.trainer.faults.context import FaultContext
 
 # ---- the rank goes on, with wrong data
 
 
-def nan(here: Here) -> None:
+def nan(here: FaultContext) -> None:
     import torch
     from torch.nn.modules.module import register_module_forward_hook
 
@@ -28,7 +28,7 @@ def nan(here: Here) -> None:
     handle = register_module_forward_hook(no_number)
 
 
-def empty(here: Here) -> None:
+def empty(here: FaultContext) -> None:
     from training.data import token_dataset
     from training.tasks import base
 
@@ -48,7 +48,7 @@ def empty(here: Here) -> None:
     token_dataset.pair, base.moved = no_pair, none_moved
 
 
-def no_data(here: Here) -> None:
+def no_data(here: FaultContext) -> None:
     from training.data.token_dataset import TokenDataset
     from training.tasks.base import Samples
 
@@ -59,11 +59,11 @@ def no_data(here: Here) -> None:
 # ---- resources
 
 
-def slow(here: Here) -> None:
+def slow(here: FaultContext) -> None:
     time.sleep(here.seconds)
 
 
-def slow_disk(here: Here) -> None:
+def slow_disk(here: FaultContext) -> None:
     real = os.fsync
 
     def slow_fsync(file: Any) -> None:
@@ -73,7 +73,7 @@ def slow_disk(here: Here) -> None:
     os.fsync = slow_fsync  # type: ignore[assignment]
 
 
-def enospc(here: Here) -> None:
+def enospc(here: FaultContext) -> None:
     from training.trainer import checkpoint
 
     real = checkpoint._Hashed.write
@@ -87,7 +87,7 @@ def enospc(here: Here) -> None:
     checkpoint._Hashed.write = full  # type: ignore[method-assign]
 
 
-def corrupt(here: Here) -> None:
+def corrupt(here: FaultContext) -> None:
     from training.trainer import checkpoint
 
     real = checkpoint.save
@@ -106,7 +106,7 @@ def corrupt(here: Here) -> None:
     checkpoint.save = save
 
 
-def files(here: Here) -> None:
+def files(here: FaultContext) -> None:
     last = max(map(int, os.listdir("/proc/self/fd")))
     resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     with contextlib.suppress(OSError):
@@ -114,7 +114,7 @@ def files(here: Here) -> None:
             os.open(os.devnull, os.O_RDONLY)
 
 
-def wandb_hang(here: Here) -> None:
+def wandb_hang(here: FaultContext) -> None:
     import wandb
 
     real = wandb.init

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 
-from training.trainer.faults.context import Here
+from training.trainer.faults.context import FaultContext
 
 
 def _stuck_in_a_lock() -> None:
@@ -21,11 +21,11 @@ def _stuck_in_a_lock() -> None:
 # ---- the rank does not move
 
 
-def sleep(here: Here) -> None:
+def sleep(here: FaultContext) -> None:
     _stuck_in_a_lock()
 
 
-def lock_tqdm(here: Here) -> None:
+def lock_tqdm(here: FaultContext) -> None:
     from tqdm import tqdm
 
     taken = threading.Event()
@@ -39,23 +39,23 @@ def lock_tqdm(here: Here) -> None:
     taken.wait()
 
 
-def gil(here: Here) -> None:
+def gil(here: FaultContext) -> None:
     libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(128)  # all zero: a fresh mutex
     libc.pthread_mutex_lock(mutex)
     libc.pthread_mutex_lock(mutex)
 
 
-def loop(here: Here) -> None:
+def loop(here: FaultContext) -> None:
     count = 0
     while True:
         count += 1
 
 
-def stop(here: Here) -> None:
+def stop(here: FaultContext) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def io(here: Here) -> None:
+def io(here: FaultContext) -> None:
     pipe = here.run_folder / f"rank{here.rank}.nobody_writes"
     os.mkfifo(pipe)
     # A process that begins has the kernel's promise that its parent waits uninterruptibly; this one never gets so far, since nobody
@@ -66,14 +66,14 @@ def io(here: Here) -> None:
     os.posix_spawn("/bin/true", ["true"], {}, file_actions=actions)
 
 
-def desync(here: Here) -> None:
+def desync(here: FaultContext) -> None:
     import torch
     import torch.distributed as dist
 
     dist.broadcast(torch.zeros(7, 11, device=here.device), src=0)
 
 
-def desync_shape(here: Here) -> None:
+def desync_shape(here: FaultContext) -> None:
     import torch
     import torch.distributed as dist
 
@@ -83,29 +83,29 @@ def desync_shape(here: Here) -> None:
 # ---- the rank ends
 
 
-def kill(here: Here) -> None:
+def kill(here: FaultContext) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def segv(here: Here) -> None:
+def segv(here: FaultContext) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core file
     ctypes.string_at(0)
 
 
-def abort(here: Here) -> None:
+def abort(here: FaultContext) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.abort()
 
 
-def exit_(here: Here) -> None:
+def exit_(here: FaultContext) -> None:
     os._exit(here.code)
 
 
-def raise_(here: Here) -> None:
+def raise_(here: FaultContext) -> None:
     raise ValueError("injected on purpose")
 
 
-def oom(here: Here) -> None:
+def oom(here: FaultContext) -> None:
     import torch
 
     if here.device == "cuda":
@@ -129,17 +129,17 @@ def oom(here: Here) -> None:
 # ---- data-loader workers
 
 
-def worker_stuck(here: Here) -> None:
+def worker_stuck(here: FaultContext) -> None:
     _stuck_in_a_lock()
 
 
-def worker_kill(here: Here) -> None:
+def worker_kill(here: FaultContext) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def worker_raise(here: Here) -> None:
+def worker_raise(here: FaultContext) -> None:
     raise ValueError("injected on purpose")
 
 
-def worker_bus(here: Here) -> None:
+def worker_bus(here: FaultContext) -> None:
     os.kill(os.getpid(), signal.SIGBUS)

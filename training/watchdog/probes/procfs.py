@@ -28,7 +28,7 @@ class Process:
     faults: int = 0  # pages that came to be, or came from a mapped file
 
 
-def look(pid: int) -> Process | None:
+def read_process(pid: int) -> Process | None:
     """None: there is no such process (any more)."""
     whole = _stat(f"/proc/{pid}/stat")
     if whole is None:

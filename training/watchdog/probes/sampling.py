@@ -18,7 +18,7 @@ IDLE_DISK = 1e6  # bytes a second, of the whole machine
 
 
 @dataclass(frozen=True)
-class Look:
+class ProcessSample:
     """One rank and its family at one moment."""
 
     process: Process
@@ -37,7 +37,7 @@ class Look:
 @dataclass(frozen=True)
 class Sample:
     at: float  # monotonic
-    looks: dict[int, Look]  # by rank; only those that live
+    looks: dict[int, ProcessSample]  # by rank; only those that live
     written: int = 0  # bytes on the machine's disks so far
 
 
@@ -45,27 +45,27 @@ def take(pids: Mapping[int, int]) -> Sample:
     """`pids`: rank → pid. Takes some 10 ms for each rank, of which the ranks notice nothing."""
     found, tree, looks = stacks.dump(pids.values()), procfs.tree(), {}
     for rank, pid in pids.items():
-        process = procfs.look(pid)
+        process = procfs.read_process(pid)
         if process is None or process.state in "ZX":
             continue
-        children = {child: now for child in procfs.family(pid, tree) if (now := procfs.look(child)) and now.state != "Z"}
+        children = {child: now for child in procfs.family(pid, tree) if (now := procfs.read_process(child)) and now.state != "Z"}
         queued = {thread: seconds for one in (pid, *children) for thread, seconds in procfs.queued(one).items()}
         moved = sockets.moved([pid, *children])
-        looks[rank] = Look(process, found[pid], procfs.uses_gpu(pid), children, moved, procfs.turns(pid), queued)
+        looks[rank] = ProcessSample(process, found[pid], procfs.uses_gpu(pid), children, moved, procfs.turns(pid), queued)
     return Sample(time.monotonic(), looks, procfs.written_back())
 
 
 @dataclass(frozen=True)
-class Course:
+class RankTrace:
     """One rank over all samples, at least two. Rates are per second between the first and the last."""
 
     rank: int
-    looks: tuple[Look, ...]
+    looks: tuple[ProcessSample, ...]
     seconds: float
     written: int = 0  # on the machine's disks meanwhile, by whomever
 
     @property
-    def last(self) -> Look:
+    def last(self) -> ProcessSample:
         return self.looks[-1]
 
     @property
@@ -152,13 +152,13 @@ class Course:
         return self.own_cpu <= IDLE_SHARE and not self.children_work and not self.moves_data and not self.starved
 
 
-def courses(samples: Sequence[Sample]) -> dict[int, Course]:
+def courses(samples: Sequence[Sample]) -> dict[int, RankTrace]:
     """Of the ranks that are in all of the samples."""
     if len(samples) < 2:
         return {}
     seconds = max(samples[-1].at - samples[0].at, 1e-3)
     return {
-        rank: Course(rank, tuple(sample.looks[rank] for sample in samples), seconds, samples[-1].written - samples[0].written)
+        rank: RankTrace(rank, tuple(sample.looks[rank] for sample in samples), seconds, samples[-1].written - samples[0].written)
         for rank in samples[-1].looks
         if all(rank in sample.looks for sample in samples)
     }

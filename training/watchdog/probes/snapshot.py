@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from training.core import phases, rundir
-from training.core.heartbeat import Beat
+from training.core.heartbeat import HeartbeatRecord
 from training.watchdog.probes import flight_recorder, procfs, stacks
 from training.watchdog.probes.flight_recorder import Call
 from training.watchdog.probes.stacks import Frame, Stack, Thread
@@ -21,7 +21,7 @@ LOOKS = 4  # at the state of a process, in that time
 
 
 @dataclass
-class Seen:
+class ProcessActivity:
     """One process: a rank, or a worker of its data loader."""
 
     pid: int
@@ -60,12 +60,12 @@ class Seen:
 
 
 @dataclass
-class Evidence:
+class RankSnapshot:
     """Of one rank."""
 
-    beat: Beat
-    process: Seen
-    workers: list[Seen]
+    beat: HeartbeatRecord
+    process: ProcessActivity
+    workers: list[ProcessActivity]
     calls: list[Call] | None
 
     @property
@@ -91,25 +91,25 @@ class Evidence:
         return None
 
 
-def gather(run: rundir.RunDir, beats: list[Beat], pids: Mapping[int, int]) -> list[Evidence]:
+def gather(run: rundir.RunDir, beats: list[HeartbeatRecord], pids: Mapping[int, int]) -> list[RankSnapshot]:
     """Takes about half a second, and a few when ranks do not answer: nothing else is done meanwhile."""
     there = [beat for beat in beats if beat.rank in pids]
     with ThreadPoolExecutor(max(1, len(there))) as pool:
         calls = list(pool.map(lambda beat: flight_recorder.read(run.ranks, beat.rank), there))
     everything = [
-        Evidence(beat, Seen(pids[beat.rank]), [Seen(pid) for pid in procfs.workers(pids[beat.rank])], called)
+        RankSnapshot(beat, ProcessActivity(pids[beat.rank]), [ProcessActivity(pid) for pid in procfs.workers(pids[beat.rank])], called)
         for beat, called in zip(there, calls, strict=True)
     ]
     processes = [seen for e in everything for seen in (e.process, *e.workers)]
     _dump(processes)
-    first, began = {s.pid: procfs.look(s.pid) for s in processes}, time.monotonic()
+    first, began = {s.pid: procfs.read_process(s.pid) for s in processes}, time.monotonic()
     for _ in range(LOOKS):
         time.sleep(BETWEEN_S / LOOKS)
         for seen in processes:
-            if now := procfs.look(seen.pid):
+            if now := procfs.read_process(seen.pid):
                 seen.states.append(now.state)
     for seen in processes:
-        before, now = first[seen.pid], procfs.look(seen.pid)
+        before, now = first[seen.pid], procfs.read_process(seen.pid)
         if before and now:
             seen.busy = (now.main_cpu_s - before.main_cpu_s) / (time.monotonic() - began)
             # A mapped file is read by page faults.
@@ -119,18 +119,18 @@ def gather(run: rundir.RunDir, beats: list[Beat], pids: Mapping[int, int]) -> li
     return everything
 
 
-def _dump(processes: list[Seen]) -> None:
+def _dump(processes: list[ProcessActivity]) -> None:
     found = stacks.dump((seen.pid for seen in processes), DUMP_S)
     for seen in processes:
         seen.stacks.append(found.get(seen.pid, "not looked at"))
 
 
-def texts(everything: list[Evidence]) -> dict[int, str]:
+def texts(everything: list[RankSnapshot]) -> dict[int, str]:
     """All of it by rank, for people, and for a report to somebody who was not there."""
     return {e.rank: _text(e) for e in everything}
 
 
-def _text(e: Evidence) -> str:
+def _text(e: RankSnapshot) -> str:
     lines = [f"rank {e.rank}: {e.beat} in epoch {e.beat.epoch}, since {e.beat.age_s:.1f} s", _process(e.process), ""]
     lines += [_stack(s) for s in e.process.stacks]
     for number, worker in enumerate(e.workers):
@@ -140,7 +140,7 @@ def _text(e: Evidence) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _process(seen: Seen) -> str:
+def _process(seen: ProcessActivity) -> str:
     states = "".join(seen.states) or "gone"
     return f"pid {seen.pid}, states {states}, {100 * seen.busy:.0f} % of a core, kernel: {seen.waits_in or '-'}, I/O {seen.io_bytes} bytes"
 

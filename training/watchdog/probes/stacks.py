@@ -120,7 +120,7 @@ def _dump(program: str, pid: int, end: float) -> Stack | str:
         # Stopping the process gives a consistent stack where reading alone failed; but it interrupts a blocked call, which can
         # dissolve the very hang, and a process that is stopped already can not be stopped again: the last resort.
         blocking = attempt == TRIES - 1
-        before = procfs.look(pid)
+        before = procfs.read_process(pid)
         if before is None or before.state in "ZX":
             return f"process {pid} has ended"
         if blocking and before.state in "TtD":
@@ -170,7 +170,7 @@ def _parsed(pid: int, threads: list[dict[str, Any]]) -> Stack:
 
 
 def _reason(pid: int, said: str) -> str:
-    now = procfs.look(pid)
+    now = procfs.read_process(pid)
     if now is None or now.state in "ZX" or now.command.startswith("["):  # without a command line: it is ending
         return f"process {pid} has ended"
     if re.search(r"permission denied|operation not permitted", said, re.I):
@@ -186,7 +186,7 @@ def _reason(pid: int, said: str) -> str:
 
 def _let_go(pid: int) -> None:
     """A py-spy that was ended in the middle may leave the process stopped; it was not before."""
-    now = procfs.look(pid)
+    now = procfs.read_process(pid)
     if now is not None and now.state == "T":
         with contextlib.suppress(OSError):  # it has ended meanwhile, or is not ours
             os.kill(pid, signal.SIGCONT)

@@ -9,11 +9,11 @@ from typing import Any
 
 from training.config.jsonc import is_number
 from training.config.schema import Config, shared
-from training.tasks.video_restoration.options import Options
+from training.tasks.video_restoration.options import VideoOptions
 
 # Our own fields by their own names, in a section that KAIR's program does not look at.
 OURS = "duet"
-KINDS = {f.name: str(f.type).split(" ", 1)[0] for f in (*fields(Config), *fields(Options))}
+KINDS = {f.name: str(f.type).split(" ", 1)[0] for f in (*fields(Config), *fields(VideoOptions))}
 NETWORK = "recurrent"
 # KAIR's other training programs, by the model that an option file names.
 PROGRAMS = {"plain": "main_train_psnr.py", "plain2": "main_train_psnr.py", "plain4": "main_train_psnr.py", "gan": "main_train_gan.py"}

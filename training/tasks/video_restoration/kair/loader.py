@@ -10,14 +10,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from training.config.jsonc import Wrong, kind, parse, without_comments
-from training.config.loader import Loaded
+from training.config.jsonc import JsoncError, kind, parse, without_comments
+from training.config.loader import ConfigFile
 from training.config.schema import FIELDS, VIDEO
 from training.core.errors import Problem
 from training.core.redact import masked
 from training.core.suggest import suggest
 from training.tasks.video_restoration.kair.keys import MARKS, SECTIONS
-from training.tasks.video_restoration.kair.reader import Reading
+from training.tasks.video_restoration.kair.reader import OptionReader
 
 API_KEY = ("logging", "wandb_api_key")
 # A line that may hold a secret, whatever is wrong in it.
@@ -32,7 +32,7 @@ def is_option_file(text_or_tree: Any) -> bool:
     else:
         try:
             tree = parse(text_or_tree).value
-        except Wrong:
+        except JsoncError:
             tree = {name: {} if opens else None for name, opens in _KEY.findall(without_comments(text_or_tree))}
     if not isinstance(tree, dict):
         return False
@@ -45,30 +45,30 @@ def api_key(path: Path) -> str | None:
     """The key for W&B in this file; None where there is none, or no such file any more. Never write it anywhere."""
     try:
         tree = parse(path.read_text(encoding="utf-8-sig")).value
-    except (OSError, UnicodeDecodeError, Wrong):
+    except (OSError, UnicodeDecodeError, JsoncError):
         return None
     for name in API_KEY:
         tree = tree.get(name) if isinstance(tree, dict) else None
     return tree.strip() or None if isinstance(tree, str) else None
 
 
-def load(path: Path, text: str, ranks: int = 2) -> Loaded:
+def load(path: Path, text: str, ranks: int = 2) -> ConfigFile:
     """Everything an option file says, and everything wrong with it. `ranks`: for the command that runs KAIR's own program; 0: not known."""
     name = str(path)
-    loaded = Loaded({"task": (VIDEO, name)})
+    loaded = ConfigFile({"task": (VIDEO, name)})
     try:
         document = parse(text.removeprefix("\ufeff"))
-    except Wrong as wrong:
+    except JsoncError as wrong:
         loaded.problems = [_no_json(name, text, wrong)]
         return loaded
     if not isinstance(document.value, dict):
         loaded.problems = [Problem(f"{name} holds {kind(document.value)}", 'one object: {"task": …, "datasets": {…}, …}')]
         return loaded
-    Reading(name, document, ranks or 2, loaded).read()
+    OptionReader(name, document, ranks or 2, loaded).read()
     return loaded
 
 
-def _no_json(name: str, text: str, wrong: Wrong) -> Problem:
+def _no_json(name: str, text: str, wrong: JsoncError) -> Problem:
     """With the line, unless it may hold a key: by its own words, or because it goes on with the value of such a name."""
     lines = text.split("\n")
     line = lines[wrong.line - 1].strip()

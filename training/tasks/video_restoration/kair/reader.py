@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from training.config.jsonc import Document, Keys, is_number, kind, short, spelled
-from training.config.loader import Loaded
+from training.config.loader import ConfigFile
 from training.core.errors import Problem
 from training.core.suggest import suggest
 from training.tasks.video_restoration.kair import keys as vocabulary
@@ -20,10 +20,10 @@ PROGRAM = "main_train_vrt.py"
 PARTS_OF_VRT = ("spynet", "deform", "pa_deform")
 
 
-class Reading:
+class OptionReader:
     """`ranks`: for the command that runs KAIR's own program. What comes of it goes into `loaded`."""
 
-    def __init__(self, name: str, document: Document, ranks: int, loaded: Loaded) -> None:
+    def __init__(self, name: str, document: Document, ranks: int, loaded: ConfigFile) -> None:
         self.name, self.document, self.ranks, self.loaded = name, document, ranks, loaded
         self.values, self.notes = loaded.values, loaded.notes
         self.found: dict[str, Any] = {}  # dotted key → value, of known keys that are given and not null
