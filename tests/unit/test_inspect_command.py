@@ -41,16 +41,19 @@ def test_what_is_understood(argv: list[str], expected: HealthOptions) -> None:
 @pytest.mark.parametrize(
     ("argv", "problems"),
     [
-        (["--pid=x"], [Problem("--pid is 'x'", "the number of a process of the training", [PGREP])]),
-        (["--pid"], [Problem("--pid is ''", "the number of a process of the training", [PGREP])]),
-        (["--pid=0"], [Problem("--pid is '0'", "the number of a process of the training", [PGREP])]),
-        (["--watch=0"], [Problem("--watch is '0'", "seconds from 1 to 3600", ["./duet inspect --watch=10"])]),
-        (["--watch=nan"], [Problem("--watch is 'nan'", "seconds from 1 to 3600", ["./duet inspect --watch=10"])]),
+        (["--pid=x"], [Problem("flag.value", "--pid is 'x'", "the number of a process of the training", [PGREP])]),
+        (["--pid"], [Problem("flag.value", "--pid is ''", "the number of a process of the training", [PGREP])]),
+        (["--pid=0"], [Problem("flag.value", "--pid is '0'", "the number of a process of the training", [PGREP])]),
+        (["--watch=0"], [Problem("flag.value", "--watch is '0'", "seconds from 1 to 3600", ["./duet inspect --watch=10"])]),
+        (["--watch=nan"], [Problem("flag.value", "--watch is 'nan'", "seconds from 1 to 3600", ["./duet inspect --watch=10"])]),
         (
             ["--jsn", "a", "b b"],
             [
-                Problem("--jsn is not a known flag", "--pid=PID, --json, --watch[=SECONDS], --help", ["./duet inspect --json"]),
                 Problem(
+                    "flag.unknown", "--jsn is not a known flag", "--pid=PID, --json, --watch[=SECONDS], --help", ["./duet inspect --json"]
+                ),
+                Problem(
+                    "run.several",
                     "2 runs are given: 'a', 'b b'",
                     "one of them",
                     ["./duet inspect a", "./duet inspect 'b b'"],
@@ -61,6 +64,7 @@ def test_what_is_understood(argv: list[str], expected: HealthOptions) -> None:
             ["a", "--pid=3"],
             [
                 Problem(
+                    "flag.contradiction",
                     "both a run ('a') and --pid are given",
                     "one of them",
                     ["./duet inspect a", "./duet inspect --pid=3"],

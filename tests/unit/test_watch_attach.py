@@ -117,7 +117,7 @@ def test_two_trainings_below_one_process(tmp_path: Path, monkeypatch: pytest.Mon
                 discovery.of_process(os.getpid())
     text = f"there is more than one training below process {os.getpid()} (--pid)"
     fixes = [f"./duet attach --pid={pid}" for pid in (pids[0], others[0])]
-    assert caught.value.problems == [Problem(text, "a rank of one of them", fixes)]
+    assert caught.value.problems == [Problem("process.several", text, "a rank of one of them", fixes)]
 
 
 def run_directory(folder: Path, pids: dict[int, int], host: str = "", supervisor: int | None = None) -> Path:

@@ -53,24 +53,24 @@ def parse(argv: list[str]) -> CommunicationOptions:
             positional.append(word)
         elif name == "--device":
             if value not in DEVICES:
-                options.problems.append(Problem(f"--device is {value!r}", "one of " + ", ".join(DEVICES), ["--device=auto"]))
+                options.problems.append(Problem("flag.value", f"--device is {value!r}", "one of " + ", ".join(DEVICES), ["--device=auto"]))
             options.device = value
         elif name == "--limit":
             if _whole(value, LONGEST_S):
                 options.limit_s = float(value)
             else:
                 allowed = f"a whole number of seconds from 1 to {LONGEST_S}"
-                options.problems.append(Problem(f"--limit is {value!r}", allowed, [f"--limit={stages.LIMIT_S:g}"]))
+                options.problems.append(Problem("flag.value", f"--limit is {value!r}", allowed, [f"--limit={stages.LIMIT_S:g}"]))
         else:
             near = suggest.suggest(name.lstrip("-"), ["device", "limit", "help"])
             fixes = [f"--{n}{equals}{value}" for n in near] or ["--help lists every flag"]
-            options.problems.append(Problem(f"{name} is not a known flag", "", fixes))
+            options.problems.append(Problem("flag.unknown", f"{name} is not a known flag", "", fixes))
     if len(positional) == 1 and _whole(positional[0], MAX_RANKS):
         options.ranks = int(positional[0])
     elif not options.help:
         given = f"the number of ranks is {' '.join(positional)!r}" if positional else "the number of ranks is missing"
         fix = "./duet communication 2"
-        options.problems.append(Problem(given, f"one whole number from 1 to {MAX_RANKS}", [fix]))
+        options.problems.append(Problem("ranks.value", given, f"one whole number from 1 to {MAX_RANKS}", [fix]))
     if options.problems:
         raise UserError(options.problems)
     return options
@@ -92,7 +92,7 @@ def plan(options: CommunicationOptions) -> dict[str, Any]:
     elif device.value == "cuda" and torch and torch.cuda is None:
         problem = f"torch {torch.version} is built for the CPU only: it can not use a GPU"
     if problem:
-        raise UserError(Problem(problem, "", [command(options.ranks, "cpu")]), Exit.RESOURCES)
+        raise UserError(Problem("gpu.too_few", problem, "", [command(options.ranks, "cpu")]), Exit.RESOURCES)
     chosen = env_vars.choose(os.environ, device=device.value, ranks=options.ranks, local_ranks=options.ranks, debug=False)
     used = machine.gpus[: options.ranks] if device.value == "cuda" else ()
     version = torch.version if torch else None

@@ -38,7 +38,7 @@ TAKES_VALUE = {"json": False, "lang": True, "report-issue": False, "help": False
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
-        raise UserError(Problem(message, "LOG… [--json] [--lang=en|zh] [--report-issue=FILE]", [f"{COMMAND} --help"]))
+        raise UserError(Problem("flag.usage", message, "LOG… [--json] [--lang=en|zh] [--report-issue=FILE]", [f"{COMMAND} --help"]))
 
 
 def options(argv: list[str]) -> argparse.Namespace:
@@ -57,7 +57,7 @@ def options(argv: list[str]) -> argparse.Namespace:
         raise UserError([unknown_flag(again, name, equals + value, TAKES_VALUE) for name, equals, value in parts])
     if wanted.lang and wanted.lang not in LANGUAGES:
         fixes = [f"{COMMAND} --lang={language}" for language in LANGUAGES]
-        raise UserError(Problem(f"--lang is {wanted.lang!r}", " or ".join(LANGUAGES), fixes))
+        raise UserError(Problem("flag.value", f"--lang is {wanted.lang!r}", " or ".join(LANGUAGES), fixes))
     return wanted
 
 
@@ -80,12 +80,15 @@ def main(argv: list[str]) -> int:
         log.report(error, closing="nothing was diagnosed")
         return int(error.code)
     except OSError as error:
-        log.report(UserError(Problem(f"{error.filename or 'a log'} can not be read: {error.strerror}")), closing="nothing was diagnosed")
+        log.report(
+            UserError(Problem("log.unreadable", f"{error.filename or 'a log'} can not be read: {error.strerror}")),
+            closing="nothing was diagnosed",
+        )
         return int(Exit.CONFIG)
     try:
         print(json.dumps(record, ensure_ascii=False, indent=1) if wanted.json else card.draw(record, spoken), flush=True)
     except OSError as error:
-        log.report(UserError(Problem(f"the answer can not be written: {error.strerror}")), closing="nothing was said")
+        log.report(UserError(Problem("output.unwritable", f"the answer can not be written: {error.strerror}")), closing="nothing was said")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer would fail once more at the end
         return int(Exit.RESOURCES)
     return int(Exit.DONE)
@@ -96,7 +99,9 @@ def _logs(words: list[str]) -> list[Path | None]:
         newest = rundir.newest(EXPERIMENTS)
         if newest is None:
             raise UserError(
-                Problem(f"no log was named, and there is no run in {EXPERIMENTS}", "a log, a folder of logs, a run directory, or -")
+                Problem(
+                    "log.none", f"no log was named, and there is no run in {EXPERIMENTS}", "a log, a folder of logs, a run directory, or -"
+                )
             )
         return [newest.path]
     paths = [None if word == "-" else Path(word) for word in words]

@@ -63,7 +63,7 @@ def unknown_flag(command: str, flag: str, value: str, takes_value: Mapping[str, 
     near = suggest(flag.lstrip("-").replace("_", "-"), list(takes_value))[:1]
     # A flag whose value is missing would only lead to the next error.
     fixes = [f"{command} --{n}{value if takes_value[n] else ''}" for n in near if value or not takes_value[n]]
-    return Problem(f"{flag} is not a known flag", ", ".join(f"--{n}" for n in takes_value), fixes or [f"{command} --help"])
+    return Problem("flag.unknown", f"{flag} is not a known flag", ", ".join(f"--{n}" for n in takes_value), fixes or [f"{command} --help"])
 
 
 def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
@@ -98,17 +98,19 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
             elif rest and not rest[0].startswith("--"):
                 text = rest.pop(0)
             else:
-                line.problems.append(Problem(f"--{typed} has no value", f"--{typed}=VALUE"))
+                line.problems.append(Problem("flag.no_value", f"--{typed} has no value", f"--{typed}=VALUE"))
                 continue
         line.places.append((name, start, len(argv) - len(rest)))
         if name in ACTIONS and is_switch and text.lower() not in WORDS:
-            line.problems.append(Problem(f"--{typed} is {text!r}", "true or false"))
+            line.problems.append(Problem("flag.unexpected_value", f"--{typed} is {text!r}", "true or false"))
             continue
         if name in line.flags and line.flags[name][0] != text:
-            line.problems.append(Problem(f"--{typed} is given twice, as {line.flags[name][0]!r} and {text!r}", "once"))
+            line.problems.append(Problem("flag.twice", f"--{typed} is given twice, as {line.flags[name][0]!r} and {text!r}", "once"))
         line.flags[name] = (text, f"--{typed}")
     if line.on("json") and not line.on("check"):
-        line.problems.append(Problem("--json says how --check answers, and there is no --check", "", ["--check --json"]))
+        line.problems.append(
+            Problem("flag.json_without_check", "--json says how --check answers, and there is no --check", "", ["--check --json"])
+        )
     return line
 
 

@@ -24,7 +24,7 @@ from training.core.heartbeat import HeartbeatRecord
 from training.core.project import ROOT
 from training.host import program
 from training.watchdog import discovery, heartbeat_watchdog, stall_detector
-from training.watchdog.hang_report import HangFinding
+from training.watchdog.hang_report import BLIND, LOOPS, PAUSED, QUIET, HangFinding, NoFinding
 from training.watchdog.probes import procfs
 from training.watchdog.probes.sampling import RankTrace, Sample, courses, take
 from training.watchdog.probes.stacks import Stack, in_collective, own
@@ -86,17 +86,21 @@ def _parse(argv: list[str]) -> tuple[int | None, Path | None, bool]:
             value = value if equals or not rest else rest.pop(0)
             given[name] = value
             if not value or (name == "pid" and not value.isdecimal()):
-                problems.append(Problem(f"--{name}={value}", "a number" if name == "pid" else "a run directory", [example]))
+                problems.append(Problem("flag.value", f"--{name}={value}", "a number" if name == "pid" else "a run directory", [example]))
         elif word.startswith("-"):
             from training.config.flags import unknown_flag  # only when something is wrong
 
             problems.append(unknown_flag(discovery.COMMAND, word.partition("=")[0], equals + value, TAKES_VALUE))
         else:
             fix = f"{discovery.COMMAND} --{'pid' if word.isdecimal() else 'run'}={shlex.quote(word)}"
-            problems.append(Problem(f"{word!r} is not known here", "--pid=PID or --run=DIR, and --json", [fix]))
+            problems.append(Problem("flag.unknown", f"{word!r} is not known here", "--pid=PID or --run=DIR, and --json", [fix]))
     if not problems and ("pid" in given) == ("run" in given):
         text = "both --pid and --run are given" if "pid" in given else "which training? Neither --pid nor --run is given"
-        problems.append(Problem(text, "one of them", [example, f"{discovery.COMMAND} --pid=PID   # any process of it: pgrep -af python"]))
+        problems.append(
+            Problem(
+                "attach.target", text, "one of them", [example, f"{discovery.COMMAND} --pid=PID   # any process of it: pgrep -af python"]
+            )
+        )
     if problems:
         raise UserError(problems)
     run = _run(given["run"]) if "run" in given else None
@@ -121,7 +125,7 @@ def _looks(pids: dict[int, int], seconds: float) -> list[Sample]:
     return samples
 
 
-def _verdict(samples: list[Sample]) -> HangFinding | str:
+def _verdict(samples: list[Sample]) -> HangFinding | NoFinding:
     # No burst: a few seconds do not tell an endless loop from work.
     return stall_detector.detect_stall(samples, {})
 
@@ -134,22 +138,23 @@ def _by_heartbeat(run: rundir.RunDir, pids: dict[int, int]) -> HangFinding | Non
     return heartbeat_watchdog.look_once(run, plan, pids, CONFIRM_S)
 
 
-def _say(verdict: HangFinding | str) -> tuple[Exit, str]:
+def _say(verdict: HangFinding | NoFinding) -> tuple[Exit, str]:
     if isinstance(verdict, HangFinding):
         where = f"\n    where   {verdict.where}" if verdict.where else ""
         others = f"\n    others  {verdict.others()}" if verdict.waiting else ""
         return Exit.HANG, f"{verdict.sentence()}{where}{others}"
-    if verdict.startswith(stall_detector.PAUSED):
-        return Exit.HANG, verdict[0].upper() + verdict[1:]
-    if verdict.startswith(stall_detector.BLIND):
+    text = str(verdict)
+    if verdict.code == PAUSED:
+        return Exit.HANG, text[0].upper() + text[1:]
+    if verdict.code == BLIND:
         return Exit.RESOURCES, f"undetermined: {verdict}"
-    if verdict.startswith((stall_detector.QUIET, stall_detector.LOOPS)):
+    if verdict.code in (QUIET, LOOPS):
         return Exit.DONE, f"undetermined: {verdict}"
     return Exit.DONE, f"no standstill: {verdict}"
 
 
-def _record(verdict: HangFinding | str) -> dict[str, Any] | None:
-    if isinstance(verdict, str):
+def _record(verdict: HangFinding | NoFinding) -> dict[str, Any] | None:
+    if isinstance(verdict, NoFinding):
         return None
     waiting = {str(rank): place for rank, place in verdict.waiting.items()}
     return {

@@ -45,16 +45,16 @@ def parse(argv: list[str]) -> ScalingOptions:
             if not equals and words and not words[0].startswith("--") and "." not in words[0]:
                 equals, value = "=", words.pop(0)  # its value, which is no config path
             fix = f"--{near[0]}{equals + value if OWN[near[0]] else ''}"
-            options.problems.append(Problem(f"--{typed} is not a known flag", "", [fix]))
+            options.problems.append(Problem("flag.unknown", f"--{typed} is not a known flag", "", [fix]))
             continue
         if OWN[name] and not equals and words and not words[0].startswith("--"):
             value = words.pop(0)
         if OWN[name] and not value:
-            options.problems.append(Problem(f"--{typed} has no value", f"--{typed}=VALUE"))
+            options.problems.append(Problem("flag.no_value", f"--{typed} has no value", f"--{typed}=VALUE"))
         elif value and not OWN[name]:
-            options.problems.append(Problem(f"--{typed} has the value {value!r}", "no value", [f"--{typed}"]))
+            options.problems.append(Problem("flag.unexpected_value", f"--{typed} has the value {value!r}", "no value", [f"--{typed}"]))
         elif given.setdefault(name, value) != value:
-            options.problems.append(Problem(f"--{typed} is given twice, as {given[name]!r} and {value!r}", "once"))
+            options.problems.append(Problem("flag.twice", f"--{typed} is given twice, as {given[name]!r} and {value!r}", "once"))
         else:
             _set(options, name, value)
     return options
@@ -79,7 +79,7 @@ def _set(options: ScalingOptions, name: str, value: str) -> None:
             options.ranks = tuple(sorted({1, *map(int, words)}))
         else:
             allowed = f"whole numbers from 1 to {MAX_RANKS}, with commas between"
-            options.problems.append(Problem(f"--ranks is {value!r}", allowed, ["--ranks=1,2"]))
+            options.problems.append(Problem("flag.value", f"--ranks is {value!r}", allowed, ["--ranks=1,2"]))
     elif name in ("json", "help"):
         setattr(options, name, True)
     else:
@@ -89,7 +89,7 @@ def _set(options: ScalingOptions, name: str, value: str) -> None:
         else:
             nearest = min(max(int(value), low), high) if _whole(value, (0, 10**9)) else getattr(ScalingOptions, name)
             allowed = f"a whole number from {low} to {high}"
-            options.problems.append(Problem(f"--{name} is {value!r}", allowed, [f"--{name}={nearest}"]))
+            options.problems.append(Problem("flag.value", f"--{name} is {value!r}", allowed, [f"--{name}={nearest}"]))
 
 
 def _whole(text: str, limits: tuple[int, int]) -> bool:

@@ -40,12 +40,14 @@ def parse(argv: list[str]) -> HealthOptions:
                 options = replace(options, pid=int(value))
             else:
                 allowed = "the number of a process of the training"
-                problems.append(Problem(f"--pid is {value!r}", allowed, ["pgrep -af python   # all Python processes, with their pids"]))
+                problems.append(
+                    Problem("flag.value", f"--pid is {value!r}", allowed, ["pgrep -af python   # all Python processes, with their pids"])
+                )
         elif name == "--watch":
             seconds = _seconds(value) if equals else EVERY_S
             if seconds is None:
                 allowed = f"seconds from {EVERY_RANGE_S[0]:g} to {EVERY_RANGE_S[1]:g}"
-                problems.append(Problem(f"--watch is {value!r}", allowed, [f"{COMMAND} --watch={EVERY_S:g}"]))
+                problems.append(Problem("flag.value", f"--watch is {value!r}", allowed, [f"{COMMAND} --watch={EVERY_S:g}"]))
             options = replace(options, every_s=seconds)
         elif word == "--json":
             options = replace(options, json=True)
@@ -61,10 +63,10 @@ def parse(argv: list[str]) -> HealthOptions:
             named.append(word)
     if len(named) > 1:
         fixes = [f"{COMMAND} {shlex.quote(run)}" for run in named]
-        problems.append(Problem(f"{len(named)} runs are given: {', '.join(map(repr, named))}", "one of them", fixes))
+        problems.append(Problem("run.several", f"{len(named)} runs are given: {', '.join(map(repr, named))}", "one of them", fixes))
     elif named and options.pid is not None:
         fixes = [f"{COMMAND} {shlex.quote(named[0])}", f"{COMMAND} --pid={options.pid}"]
-        problems.append(Problem(f"both a run ({named[0]!r}) and --pid are given", "one of them", fixes))
+        problems.append(Problem("flag.contradiction", f"both a run ({named[0]!r}) and --pid are given", "one of them", fixes))
     if problems and not options.help:
         raise UserError(problems)
     return replace(options, run="" if named == [find_run.LATEST] else "".join(named))

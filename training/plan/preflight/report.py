@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from training.core import codes
 from training.core.errors import Problem
 
 OK, WARNING, ERROR = "ok", "warning", "error"
@@ -23,13 +24,18 @@ class Check:
     fixes: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)  # the text, for programs; of the check of versions only
 
+    @property
+    def code(self) -> str:
+        """For programs; the number of a GPU is no part of it."""
+        return f"{codes.CHECKS}.{codes.of_check(self.name)}"
+
     def record(self) -> dict[str, Any]:
         record = asdict(self)
         del record["facts"]
         return record
 
     def problem(self) -> Problem:
-        return Problem(self.text, "", self.fixes)
+        return Problem(self.code, self.text, "", self.fixes)
 
 
 def worst(checks: Iterable[Check]) -> str:

@@ -51,7 +51,7 @@ def parse(argv: list[str]) -> Chosen:
             word = "--help"
         if not word.startswith("-"):
             if "folder" in given:
-                problems.append(Problem(f"{word!r} is a second folder after {given['folder']!r}", "one folder"))
+                problems.append(Problem("flag.positional", f"{word!r} is a second folder after {given['folder']!r}", "one folder"))
             given.setdefault("folder", word)
             continue
         typed, equals, value = word.lstrip("-").partition("=")
@@ -59,18 +59,18 @@ def parse(argv: list[str]) -> Chosen:
         if name not in names or not word.startswith("--"):
             near = suggest(name, names)
             fixes = [f"{COMMAND} --{n}{equals}{value}" for n in near if equals or n in SWITCHES] or [f"{COMMAND} --help"]
-            problems.append(Problem(f"{word.partition('=')[0]} is not a known flag", "", fixes))
+            problems.append(Problem("flag.unknown", f"{word.partition('=')[0]} is not a known flag", "", fixes))
             if not equals and words and not words[0].startswith("-") and near and near[0] not in SWITCHES:
                 words.pop(0)  # its value, and no folder
             continue
         if name not in SWITCHES and not equals and words and not words[0].startswith("--"):
             value = words.pop(0)
         if name not in SWITCHES and not value:
-            problems.append(Problem(f"--{typed} has no value", f"--{typed}=VALUE"))
+            problems.append(Problem("flag.no_value", f"--{typed} has no value", f"--{typed}=VALUE"))
         elif name in SWITCHES and equals:
-            problems.append(Problem(f"--{typed} has the value {value!r}", "no value", [f"--{typed}"]))
+            problems.append(Problem("flag.unexpected_value", f"--{typed} has the value {value!r}", "no value", [f"--{typed}"]))
         elif given.setdefault(name, value) != value:
-            problems.append(Problem(f"--{typed} is given twice, as {given[name]!r} and {value!r}", "once"))
+            problems.append(Problem("flag.twice", f"--{typed} is given twice, as {given[name]!r} and {value!r}", "once"))
         else:
             problem = _set(chosen, name, value)
             problems += [problem] if problem else []
@@ -88,20 +88,27 @@ def _set(chosen: Chosen, name: str, value: str) -> Problem | None:
         setattr(chosen, name, True)
     elif name == "layout":
         if value not in LAYOUTS:
-            return Problem(f"--layout is {value!r}", " or ".join(LAYOUTS), [f"--layout={n}" for n in suggest(value, list(LAYOUTS))[:1]])
+            return Problem(
+                "flag.value", f"--layout is {value!r}", " or ".join(LAYOUTS), [f"--layout={n}" for n in suggest(value, list(LAYOUTS))[:1]]
+            )
         chosen.layout = value
     elif name == "size":
         sides = value.lower().replace("×", "x").split("x")
         low, high = SIDE
         if len(sides) > 2 or not all(_whole(s) and low <= int(s) <= high and int(s) % 8 == 0 for s in sides):
             return Problem(
-                f"--size is {value!r}", f"a multiple of 8 from {low} to {high}, or WIDTHxHEIGHT", ["--size=128", "--size=160x96"]
+                "flag.value",
+                f"--size is {value!r}",
+                f"a multiple of 8 from {low} to {high}, or WIDTHxHEIGHT",
+                ["--size=128", "--size=160x96"],
             )
         chosen.size = (int(sides[0]), int(sides[-1]))
     else:
         low, high = NUMBERS[name]
         if not _whole(value) or not low <= int(value) <= high:
-            return Problem(f"--{name} is {value!r}", f"a whole number from {low} to {high}", [f"--{name}={getattr(Chosen, name)}"])
+            return Problem(
+                "flag.value", f"--{name} is {value!r}", f"a whole number from {low} to {high}", [f"--{name}={getattr(Chosen, name)}"]
+            )
         setattr(chosen, name, int(value))
     return None
 
@@ -116,18 +123,31 @@ def _room(chosen: Chosen) -> list[Problem]:
     if not os.path.lexists(folder):
         return []
     if not folder.is_dir() or folder.is_symlink():
-        return [Problem(f"{folder} is there and is no folder", "a folder that is empty or not there yet", [f"{COMMAND} {shown}_2"])]
+        return [
+            Problem(
+                "output.no_folder",
+                f"{folder} is there and is no folder",
+                "a folder that is empty or not there yet",
+                [f"{COMMAND} {shown}_2"],
+            )
+        ]
     try:
         inside = sorted(os.listdir(folder))
     except OSError as error:
-        return [Problem(f"{folder} can not be read: {error.strerror}", "a folder that is empty or not there yet")]
+        return [Problem("output.unwritable", f"{folder} can not be read: {error.strerror}", "a folder that is empty or not there yet")]
     if not inside or (chosen.force and all(_made_here(folder, name) for name in inside)):
         return []
     fixes = [f"{COMMAND} {shown}_2"]
     if not chosen.force:
-        return [Problem(f"{folder} is not empty", "an empty folder; --force replaces it", [f"{COMMAND} {shown} --force", *fixes])]
+        return [
+            Problem(
+                "output.not_empty", f"{folder} is not empty", "an empty folder; --force replaces it", [f"{COMMAND} {shown} --force", *fixes]
+            )
+        ]
     foreign = next(name for name in inside if not _made_here(folder, name))
-    return [Problem(f"{folder} holds {foreign!r}, which was not made here: it is not replaced", "an empty folder", fixes)]
+    return [
+        Problem("output.not_empty", f"{folder} holds {foreign!r}, which was not made here: it is not replaced", "an empty folder", fixes)
+    ]
 
 
 def _made_here(folder: Path, name: str) -> bool:
@@ -144,7 +164,14 @@ def need_packages(argv: list[str]) -> None:
     if own.is_file() and not own.parent.parent.samefile(sys.prefix):
         os.execv(own, [str(own), str(ROOT / "lib/run_module.py"), "training.tasks.make_blur_video", *argv])
     what = f"{sys.executable} has no {' and no '.join(lacks)}"
-    raise UserError(Problem(what, "an environment that has them", [packages.install(lacks), "make extras   # makes .venv, which has them"]))
+    raise UserError(
+        Problem(
+            "package.missing",
+            what,
+            "an environment that has them",
+            [packages.install(lacks), "make extras   # makes .venv, which has them"],
+        )
+    )
 
 
 def make(chosen: Chosen) -> str:
