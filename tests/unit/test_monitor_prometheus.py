@@ -99,7 +99,7 @@ PROGRAM = """
 import sys
 from training.monitor import prometheus, state
 from training.core.rundir import RunDir
-watch = state.Watch(RunDir(sys.argv[1]))
+watch = state.RunWatch(RunDir(sys.argv[1]))
 try:
     prometheus.serve(lambda: [watch.read()], int(sys.argv[2]), 0.2)
 except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""A log that no launcher of ours made, as the dict that state.Watch returns of a run."""
+"""A log that no launcher of ours made, as the dict that state.RunWatch returns of a run."""
 
 from __future__ import annotations
 
