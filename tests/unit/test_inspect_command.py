@@ -41,16 +41,19 @@ def test_what_is_understood(argv: list[str], expected: HealthOptions) -> None:
 @pytest.mark.parametrize(
     ("argv", "problems"),
     [
-        (["--pid=x"], [Problem("flag.value", "--pid is 'x'", "the number of a process of the training", [PGREP])]),
-        (["--pid"], [Problem("flag.value", "--pid is ''", "the number of a process of the training", [PGREP])]),
-        (["--pid=0"], [Problem("flag.value", "--pid is '0'", "the number of a process of the training", [PGREP])]),
-        (["--watch=0"], [Problem("flag.value", "--watch is '0'", "seconds from 1 to 3600", ["./duet inspect --watch=10"])]),
-        (["--watch=nan"], [Problem("flag.value", "--watch is 'nan'", "seconds from 1 to 3600", ["./duet inspect --watch=10"])]),
+        (["--pid=x"], [Problem("flag.value", "--pid is 'x'", "the number of a process of the training", [PGREP], "pid")]),
+        (["--pid"], [Problem("flag.no_value", "--pid has no value", "the number of a process of the training", [PGREP], "pid")]),
+        (["--pid=0"], [Problem("flag.value", "--pid is '0'", "the number of a process of the training", [PGREP], "pid")]),
+        (["--watch=0"], [Problem("flag.value", "--watch is '0'", "seconds from 1 to 3600", ["./duet inspect --watch=1"], "watch")]),
+        (["--watch=nan"], [Problem("flag.value", "--watch is 'nan'", "seconds from 1 to 3600", ["./duet inspect --watch=10"], "watch")]),
         (
             ["--jsn", "a", "b b"],
             [
                 Problem(
-                    "flag.unknown", "--jsn is not a known flag", "--pid=PID, --json, --watch[=SECONDS], --help", ["./duet inspect --json"]
+                    "flag.unknown",
+                    "--jsn is not a known flag",
+                    "--pid, --run, --json, --watch, --help",
+                    ["./duet inspect a 'b b' --json"],
                 ),
                 Problem(
                     "run.several",

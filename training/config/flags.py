@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from training.config.schema import FIELDS, Known, kind
 from training.core.errors import Problem
-from training.core.suggest import suggest
 
 # Flags that are no configuration: they choose what happens with it.
 ACTIONS = {
@@ -56,14 +54,6 @@ class CommandLine:
     def on(self, action: str) -> bool:
         text = self.flags.get(action, ("false", ""))[0].lower()
         return WORDS.get(text, False)
-
-
-def unknown_flag(command: str, flag: str, value: str, takes_value: Mapping[str, bool]) -> Problem:
-    """The answer of a command that has few flags of its own: the nearest one, or its help. `value`: with its equals sign."""
-    near = suggest(flag.lstrip("-").replace("_", "-"), list(takes_value))[:1]
-    # A flag whose value is missing would only lead to the next error.
-    fixes = [f"{command} --{n}{value if takes_value[n] else ''}" for n in near if value or not takes_value[n]]
-    return Problem("flag.unknown", f"{flag} is not a known flag", ", ".join(f"--{n}" for n in takes_value), fixes or [f"{command} --help"])
 
 
 def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:

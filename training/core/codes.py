@@ -62,7 +62,6 @@ PROBLEMS = {
     "flag.twice": "a flag is given twice",
     "flag.unexpected_value": "a flag that takes no value has one",
     "flag.unknown": "no such flag",
-    "flag.usage": "the command line is not understood",
     "flag.value": "the value of a flag is wrong",
     "gpu.too_few": "fewer GPUs than the test needs",
     "inject.value": "--inject is not understood",

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from training.core import find_run, heartbeat, log, rundir
+from training.core import args, find_run, heartbeat, log, rundir
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import EXPERIMENTS, LATEST, RunSelector
 from training.core.heartbeat import HeartbeatRecord
@@ -32,9 +32,9 @@ from training.watchdog.probes.stacks import Stack, in_collective, own
 LOOK_S, LOOKS = 1.0, 4
 CONFIRM_S = 4.0  # what looks like a standstill is looked at for so long again: a second without a move happens to anybody
 STATES = {"R": "running", "S": "sleeping", "D": "blocked in I/O", "T": "stopped", "t": "held by a debugger"}
-FLAGS = ("pid", "run")
+EXAMPLE = f"{discovery.COMMAND} --run=experiments/RUN"
+FLAGS = {"pid": args.process_id(), "run": args.Flag(str, "a run directory", fixes=(EXAMPLE,)), "json": args.SWITCH, "help": args.SWITCH}
 ASKER = RunSelector("--run", f"{discovery.COMMAND} --run=", f"{discovery.COMMAND} --run={LATEST}")
-TAKES_VALUE = {"pid": True, "run": True, "json": False, "help": False}
 
 
 def main(argv: list[str]) -> int:
@@ -74,37 +74,19 @@ def main(argv: list[str]) -> int:
 
 def _parse(argv: list[str]) -> tuple[int | None, Path | None, bool]:
     """Raises UserError with all problems."""
-    given: dict[str, str] = {}
-    problems, rest = [], list(argv)
-    example = f"{discovery.COMMAND} --run=experiments/RUN"
-    while rest:
-        word = rest.pop(0)
-        name, equals, value = word.removeprefix("--").partition("=")
-        if word == "--json":
-            given["json"] = ""
-        elif word.startswith("--") and name in FLAGS:
-            value = value if equals or not rest else rest.pop(0)
-            given[name] = value
-            if not value or (name == "pid" and not value.isdecimal()):
-                problems.append(Problem("flag.value", f"--{name}={value}", "a number" if name == "pid" else "a run directory", [example]))
-        elif word.startswith("-"):
-            from training.config.flags import unknown_flag  # only when something is wrong
-
-            problems.append(unknown_flag(discovery.COMMAND, word.partition("=")[0], equals + value, TAKES_VALUE))
-        else:
-            fix = f"{discovery.COMMAND} --{'pid' if word.isdecimal() else 'run'}={shlex.quote(word)}"
-            problems.append(Problem("flag.unknown", f"{word!r} is not known here", "--pid=PID or --run=DIR, and --json", [fix]))
+    line = args.parse(argv, FLAGS, discovery.COMMAND, positional=False)
+    given, problems = line.values, line.problems
+    for word in line.words:
+        fix = f"{discovery.COMMAND} --{'pid' if word.isdecimal() else 'run'}={shlex.quote(word)}"
+        problems.append(Problem("flag.positional", f"{word!r} is not known here", "--pid=PID or --run=DIR, and --json", [fix]))
     if not problems and ("pid" in given) == ("run" in given):
         text = "both --pid and --run are given" if "pid" in given else "which training? Neither --pid nor --run is given"
-        problems.append(
-            Problem(
-                "attach.target", text, "one of them", [example, f"{discovery.COMMAND} --pid=PID   # any process of it: pgrep -af python"]
-            )
-        )
+        fixes = [EXAMPLE, f"{discovery.COMMAND} --pid=PID   # any process of it: pgrep -af python"]
+        problems.append(Problem("attach.target", text, "one of them", fixes))
     if problems:
         raise UserError(problems)
     run = _run(given["run"]) if "run" in given else None
-    return int(given["pid"]) if "pid" in given else None, run, "json" in given
+    return given.get("pid"), run, "json" in given
 
 
 def _run(wanted: str) -> Path:

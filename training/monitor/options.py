@@ -6,10 +6,10 @@ import contextlib
 import os
 import re
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from training.core import find_run, project
+from training.core import args, find_run, project
 from training.core.errors import Problem, UserError
 from training.core.find_run import FIRST_RUN, RunSelector
 from training.core.rundir import RunDir
@@ -17,9 +17,18 @@ from training.core.rundir import RunDir
 LOGS = "logs"
 COMMAND = "./monitor_training.sh"
 ASKER = RunSelector("--run", f"{COMMAND} --run=", COMMAND)
-TAKES_VALUE = {"log": True, "run": True, "all": False, "interval": True, "once": False, "json": False, "follow-exit": False}
-TAKES_VALUE |= {"prometheus": True, "ascii": False, "help": False}
-INTERVAL_S = (0.2, 3600.0)
+FLAGS = {
+    "log": args.TEXT,
+    "run": args.TEXT,
+    "all": args.SWITCH,
+    "interval": args.seconds(0.2, 3600.0, 3),
+    "once": args.SWITCH,
+    "json": args.SWITCH,
+    "follow-exit": args.SWITCH,
+    "prometheus": args.whole(1, 65535, 9464, "a port from 1 to 65535"),
+    "ascii": args.SWITCH,
+    "help": args.SWITCH,
+}
 SEARCHED_BYTES = 1 << 20
 _RUN_LINE = re.compile(rb"\[INFO\] \d{4}-\d\d-\d\d \d\d:\d\d:\d\d run directory: (.+)")
 
@@ -38,41 +47,17 @@ class MonitorOptions:
     prometheus: int | None = None  # a port
     ascii: bool = False
     help: bool = False
-    problems: list[Problem] = field(default_factory=list)
 
 
 def parse(argv: list[str]) -> MonitorOptions:
     """Raises UserError with all problems at once."""
-    options, rest = MonitorOptions(), list(argv)
-    while rest:
-        word = rest.pop(0)
-        if word == "-h":
-            word = "--help"
-        if not word.startswith("-"):
-            options.problems.append(_without_flag(word))
-            continue
-        typed, equals, value = word.lstrip("-").partition("=")
-        name = typed.replace("_", "-")
-        if name not in TAKES_VALUE or not word.startswith("--"):
-            if not equals and rest and not rest[0].startswith("-"):
-                equals, value = "=", rest.pop(0)
-            from training.config.flags import unknown_flag  # only when something is wrong: the first screen comes sooner
-
-            options.problems.append(unknown_flag(COMMAND, word.partition("=")[0], equals + value, TAKES_VALUE))
-            continue
-        if TAKES_VALUE[name] and not equals and rest and not rest[0].startswith("--"):
-            value = rest.pop(0)
-        if TAKES_VALUE[name] == bool(value):
-            _set(options, name, value)
-        elif value:
-            options.problems.append(
-                Problem("flag.unexpected_value", f"--{typed} has the value {value!r}", "no value", [f"{COMMAND} --{typed}"])
-            )
-        else:
-            options.problems.append(Problem("flag.no_value", f"--{typed} has no value", f"--{typed}=VALUE"))
-    options.problems += _contradictions(options)
-    if options.problems:
-        raise UserError(options.problems)
+    line = args.parse(argv, FLAGS, COMMAND, positional=False)
+    values = {name: value for name, value in line.values.items() if value is not None}
+    interval_s = values.pop("interval", MonitorOptions.interval_s)
+    options = MonitorOptions(**values, interval_s=interval_s)
+    problems = [*line.problems, *map(_without_flag, line.words), *_contradictions(options)]
+    if problems and not options.help:
+        raise UserError(problems)
     return options
 
 
@@ -119,33 +104,6 @@ def _without_flag(word: str) -> Problem:
         wrong = error.problems[0]
         return Problem("flag.positional", f"{what}, and neither a log nor a run", f"{allowed}: {wrong.allowed}", wrong.fixes)
     return Problem("flag.positional", what, allowed, [f"{COMMAND} --run={shlex.quote(word)}"])
-
-
-def _set(options: MonitorOptions, name: str, value: str) -> None:
-    if name == "interval":
-        _set_interval(options, value)
-    elif name == "prometheus":
-        if value.isascii() and value.isdecimal() and 1 <= int(value) <= 65535:
-            options.prometheus = int(value)
-        else:
-            options.problems.append(
-                Problem("flag.value", f"--prometheus is {value!r}", "a port from 1 to 65535", [f"{COMMAND} --prometheus=9464"])
-            )
-    else:
-        setattr(options, name.replace("-", "_"), value if TAKES_VALUE[name] else True)
-
-
-def _set_interval(options: MonitorOptions, value: str) -> None:
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = float("nan")
-    if INTERVAL_S[0] <= seconds <= INTERVAL_S[1]:
-        options.interval_s = seconds
-    else:
-        nearest = INTERVAL_S[0] if seconds < INTERVAL_S[0] else INTERVAL_S[1] if seconds > INTERVAL_S[1] else 3
-        allowed = f"seconds from {INTERVAL_S[0]:g} to {INTERVAL_S[1]:g}"
-        options.problems.append(Problem("flag.value", f"--interval is {value!r}", allowed, [f"{COMMAND} --interval={nearest:g}"]))
 
 
 def find(options: MonitorOptions, root: Path) -> tuple[RunDir | None, Path | None]:

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from training.core import find_run
+from training.core import args, find_run
 from training.core.errors import Problem, UserError
 from training.core.find_run import EXPERIMENTS, LATEST, RunSelector
 from training.core.project import ROOT
@@ -18,7 +18,7 @@ from training.diagnose import card
 COMMAND = "./duet report"
 ASKER = RunSelector("RUN", f"{COMMAND} ", f"{COMMAND} {LATEST}")
 LANGUAGES = tuple(card.WORDS)
-TAKES_VALUE = {"out": True, "lang": True, "quiet": False, "help": False}
+FLAGS = {"out": args.TEXT, "lang": args.one_of(*LANGUAGES), "quiet": args.SWITCH, "help": args.SWITCH}
 NAMES, NAME_LENGTH = 3, 90  # of runs in a file name, characters
 
 
@@ -35,42 +35,12 @@ class ReportOptions:
 
 def parse(argv: list[str], root: Path = ROOT) -> ReportOptions:
     """Raises UserError with all problems at once."""
-    options, rest = ReportOptions(), list(argv)
-    words: list[str] = []
-    values: dict[str, str] = {}
-    problems: list[Problem] = []
-    unknown: list[tuple[str, str]] = []
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("-") or word == "-":
-            words.append(word)
-            continue
-        typed, equals, value = ("help", "", "") if word == "-h" else word.removeprefix("--").partition("=")
-        name = typed.replace("-", "_")
-        if name not in TAKES_VALUE:
-            unknown.append((word.partition("=")[0], equals + value))
-            continue
-        if TAKES_VALUE[name] and not equals and rest and not rest[0].startswith("--"):
-            value = rest.pop(0)
-        if TAKES_VALUE[name] and not value:
-            problems.append(Problem("flag.no_value", f"--{typed} has no value", f"--{typed}=VALUE"))
-        elif not TAKES_VALUE[name] and equals:
-            problems.append(Problem("flag.unexpected_value", f"--{typed} has the value {value!r}", "no value", [f"{COMMAND} --{typed}"]))
-        elif name in values and values[name] != value:
-            problems.append(Problem("flag.twice", f"--{typed} is given twice, as {values[name]!r} and {value!r}", "once"))
-        values[name] = value
-    if unknown:
-        from training.config.flags import unknown_flag  # only when something is wrong
-
-        again = " ".join([COMMAND, *map(shlex.quote, words)])
-        problems[:0] = [unknown_flag(again, flag, value, TAKES_VALUE) for flag, value in unknown]
-    options.help, options.quiet = "help" in values, "quiet" in values
+    line = args.parse(argv, FLAGS, COMMAND)
+    values, problems = line.values, line.problems
+    options = ReportOptions(lang=values.get("lang") or "", quiet="quiet" in values, help="help" in values)
     if options.help:
         return options
-    options.lang = values.get("lang", "")
-    if options.lang and options.lang not in LANGUAGES:
-        problems.append(Problem("flag.value", f"--lang is {options.lang!r}", " or ".join(LANGUAGES), [f"{COMMAND} --lang={LANGUAGES[0]}"]))
-    _find_runs(options, words, root, problems)
+    _find_runs(options, line.words, root, problems)
     if options.runs and not problems:
         options.out = Path(values["out"]).expanduser().absolute() if values.get("out") else _place(options.runs, root)
         problems += _not_writable(options)
