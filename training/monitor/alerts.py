@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from training.core import phases
+
 State = dict[str, Any]
 # A GPU that waits in a collective spins: full use, and little more power than when idle.
 SPINNING_PERCENT, SPINNING_POWER, SPINNING_W = 95, 0.35, 100.0  # share of the power limit; watts where that is not known
@@ -14,10 +16,10 @@ SLOW_RANK = 1.5  # times as long as the other ranks need for what they do alone
 MEASURED_STEPS = 50  # of this start, before anybody is called slow
 SHOWN_PLACES, SHOWN_RANKS = 4, 8
 FULL = {"ram": 0.95, "shm": 0.9, "disk": 0.97}
+CODES_OF_FULL = tuple(f"alert.{name}_full" for name in FULL)
 NAMES = {"ram": "memory", "shm": "/dev/shm", "disk": "disk"}
 CLOCK_S = 5.0
 GIB = 1 << 30
-_LONG_PHASES = ("evaluation", "checkpoint", "gather state", "sample", "compil", "preparing", "creating data")
 
 
 def active_alerts(state: State) -> list[State]:
@@ -69,7 +71,7 @@ def no_step_s(state: State) -> float | None:
     last, usual = state["training"]["last_step_unix_s"], state["training"]["step_ms_p95"]
     if state["run"]["state"] != "running" or last is None:
         return None
-    if any(word in (r["phase"] or "") for r in state["ranks"] for word in _LONG_PHASES):
+    if any(phases.takes_long(r["phase"] or "") for r in state["ranks"]):
         return None
     silent = state["time_unix_s"] - last
     told_every_s = state["training"].get("told_every_s") or 0.0  # a log tells of a step only now and then
