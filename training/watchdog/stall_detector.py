@@ -4,11 +4,15 @@ in any other case the answer is a sentence that tells what speaks against it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from training.watchdog.hang_report import BLOCKED, HANG, STOPPED, UNEVEN, HangFinding
 from training.watchdog.probes import procfs, stacks
 from training.watchdog.probes.sampling import IDLE_SHARE, RankTrace, Sample, courses
 from training.watchdog.probes.stacks import Frame, Stack, in_collective, own, saves, waits_for_device, waits_for_worker
+
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import HangKind
 
 # How some of the sentences begin, for those who want to tell them apart.
 BLIND, QUIET, PAUSED = "no stack of ", "nobody waits for another rank, nobody does anything: ", "stopped (SIGSTOP): "
@@ -170,7 +174,7 @@ def _at_worker(c: RankTrace) -> tuple[str, Frame | None]:
     return f"waits for its data-loader workers (pid {', '.join(map(str, pids)) or 'none is left'}), which do nothing", None
 
 
-def _finding(kind: str, guilty: RankTrace, how: str, seen: dict[int, RankTrace]) -> HangFinding:
+def _finding(kind: HangKind, guilty: RankTrace, how: str, seen: dict[int, RankTrace]) -> HangFinding:
     main = guilty.last.main
     frame = own(main.frames) if main else None
     if main and waits_for_worker(main):
