@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training.config.schema import Config
 from training.core import log, suggest, units
@@ -26,6 +26,9 @@ from training.launcher.communication.result import command
 from training.launcher.communication.run import BACKENDS, run
 from training.plan import preflight
 from training.plan.cli_args import MAX_RANKS
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import RanksPlan
 
 DEVICES = ("auto", "cpu", "cuda")
 LONGEST_S = 3600
@@ -80,7 +83,7 @@ def _whole(text: str, high: int) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= high
 
 
-def plan(options: CommunicationOptions) -> dict[str, Any]:
+def plan(options: CommunicationOptions) -> RanksPlan:
     """What the test needs of a plan, for so many ranks on this machine. Raises UserError when they have no GPUs."""
     machine = gpus.inventory(os.environ) if options.device != "cpu" else gpus.GpuInventory((), "not asked")
     torch = torch_build.installed()
