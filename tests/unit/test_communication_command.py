@@ -32,11 +32,11 @@ def test_options() -> None:
         (["two"], "the number of ranks is 'two'", "./duet communication 2"),
         (["0"], "the number of ranks is '0'", "./duet communication 2"),
         (["2", "3"], "the number of ranks is '2 3'", "./duet communication 2"),
-        (["2", "--device=gpu"], "--device is 'gpu'", "--device=auto"),
-        (["2", "--limit=0"], "--limit is '0'", "--limit=20"),
-        (["2", "--limit=soon"], "--limit is 'soon'", "--limit=20"),
-        (["2", "--devise=cpu"], "--devise is not a known flag", "--device=cpu"),
-        (["2", "--frequency"], "--frequency is not a known flag", "--help lists every flag"),
+        (["2", "--device=gpu"], "--device is 'gpu'", "./duet communication 2 --device=auto"),
+        (["2", "--limit=0"], "--limit is '0'", "./duet communication 2 --limit=20"),
+        (["2", "--limit=soon"], "--limit is 'soon'", "./duet communication 2 --limit=20"),
+        (["2", "--devise=cpu"], "--devise is not a known flag", "./duet communication 2 --device=cpu"),
+        (["2", "--frequency"], "--frequency is not a known flag", "./duet communication --help"),
     ],
 )
 def test_mistakes(argv: list[str], what: str, fix: str) -> None:

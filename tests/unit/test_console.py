@@ -116,12 +116,12 @@ def test_a_log_that_can_not_be_opened_raises(tmp_path: Path) -> None:
 
 
 def test_a_report_shows_every_problem_with_its_fix(capsys: pytest.CaptureFixture[str]) -> None:
-    console.report(UserError([Problem("first is wrong", "right", ["./do this"]), Problem("second is wrong")]))
+    console.report(UserError([Problem("a.first", "first is wrong", "right", ["./do this"]), Problem("a.second", "second is wrong")]))
     err = capsys.readouterr().err
     assert re.search(r"\[ERROR\] \S+ \S+ first is wrong\n    allowed: right\n    try:     \./do this\n\[ERROR\]", err)
     assert re.search(r"\[ERROR\] \S+ \S+ second is wrong\n", err)
     assert err.endswith("2 problems; nothing was launched (exit 2)\n")
-    console.report(UserError(Problem("one"), Exit.RESOURCES), "stopped")
+    console.report(UserError(Problem("a.one", "one"), Exit.RESOURCES), "stopped")
     assert capsys.readouterr().err.endswith("1 problem; stopped (exit 3)\n")
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import training
 from tests.unit.conftest import ROOT
 from training.config.batch import Batch
-from training.core import manifest, run_reader, rundir, standing
-from training.core.contracts import events, plan, run_files, state
+from training.core import codes, manifest, run_reader, rundir, standing
+from training.core.contracts import events, kinds, plan, run_files, state
 from training.core.errors import Exit, UserError
 from training.data.duration import TrainingLength
 from training.data.prepare import PreparedCorpus
@@ -81,6 +81,11 @@ def test_an_estimate_and_a_position_have_the_fields_of_their_records() -> None:
     assert set(TrainProgress().record()) <= declared(run_files.ManifestRecord)
     assert set(manifest.KEYS) <= declared(run_files.ManifestRecord)
     assert declared(state.HealthRow) >= {"rank", "pid", "phase"}
+
+
+def test_kinds_are_those_that_have_a_meaning() -> None:
+    assert set(get_args(events.EventKind)) == codes.EVENTS.keys()
+    assert set(get_args(kinds.HangKind)) | set(get_args(kinds.PeerKind)) <= codes.VERDICTS.keys()
 
 
 def written(tmp_path: Path, **facts: object) -> rundir.RunDir:

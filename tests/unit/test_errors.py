@@ -26,18 +26,18 @@ def test_the_exit_codes_are_fixed() -> None:
 
 
 def test_a_problem_says_what_allowed_and_the_fixes_best_first() -> None:
-    assert Problem("depth is 0", "from 1", ["first", "second", "third"]).lines() == [
+    assert Problem("field.value", "depth is 0", "from 1", ["first", "second", "third"]).lines() == [
         "depth is 0",
         "    allowed: from 1",
         "    try:     first",
         "    or:      second",
         "    or:      third",
     ]
-    assert Problem("depth is 0").lines() == ["depth is 0"]
+    assert Problem("field.value", "depth is 0").lines() == ["depth is 0"]
 
 
 def test_one_problem_or_many_with_their_exit_code() -> None:
-    one, two = Problem("a"), Problem("b")
+    one, two = Problem("a.a", "a"), Problem("b.b", "b")
     assert UserError(one).problems == [one]
     assert UserError(one).code == Exit.CONFIG
     both = UserError([one, two], Exit.RESOURCES)

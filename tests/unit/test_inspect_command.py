@@ -41,16 +41,22 @@ def test_what_is_understood(argv: list[str], expected: HealthOptions) -> None:
 @pytest.mark.parametrize(
     ("argv", "problems"),
     [
-        (["--pid=x"], [Problem("--pid is 'x'", "the number of a process of the training", [PGREP])]),
-        (["--pid"], [Problem("--pid is ''", "the number of a process of the training", [PGREP])]),
-        (["--pid=0"], [Problem("--pid is '0'", "the number of a process of the training", [PGREP])]),
-        (["--watch=0"], [Problem("--watch is '0'", "seconds from 1 to 3600", ["./duet inspect --watch=10"])]),
-        (["--watch=nan"], [Problem("--watch is 'nan'", "seconds from 1 to 3600", ["./duet inspect --watch=10"])]),
+        (["--pid=x"], [Problem("flag.value", "--pid is 'x'", "the number of a process of the training", [PGREP], "pid")]),
+        (["--pid"], [Problem("flag.no_value", "--pid has no value", "the number of a process of the training", [PGREP], "pid")]),
+        (["--pid=0"], [Problem("flag.value", "--pid is '0'", "the number of a process of the training", [PGREP], "pid")]),
+        (["--watch=0"], [Problem("flag.value", "--watch is '0'", "seconds from 1 to 3600", ["./duet inspect --watch=1"], "watch")]),
+        (["--watch=nan"], [Problem("flag.value", "--watch is 'nan'", "seconds from 1 to 3600", ["./duet inspect --watch=10"], "watch")]),
         (
             ["--jsn", "a", "b b"],
             [
-                Problem("--jsn is not a known flag", "--pid=PID, --json, --watch[=SECONDS], --help", ["./duet inspect --json"]),
                 Problem(
+                    "flag.unknown",
+                    "--jsn is not a known flag",
+                    "--pid, --run, --json, --watch, --help",
+                    ["./duet inspect a 'b b' --json"],
+                ),
+                Problem(
+                    "run.several",
                     "2 runs are given: 'a', 'b b'",
                     "one of them",
                     ["./duet inspect a", "./duet inspect 'b b'"],
@@ -61,6 +67,7 @@ def test_what_is_understood(argv: list[str], expected: HealthOptions) -> None:
             ["a", "--pid=3"],
             [
                 Problem(
+                    "flag.contradiction",
                     "both a run ('a') and --pid are given",
                     "one of them",
                     ["./duet inspect a", "./duet inspect --pid=3"],

@@ -17,7 +17,7 @@ from training.monitor.health.activity import ActivityWindow, RankActivity
 from training.monitor.health.check import OK, UNKNOWN, HealthCheck
 from training.monitor.health.target import Target, of_process
 from training.watchdog import stall_detector
-from training.watchdog.hang_report import HangFinding
+from training.watchdog.hang_report import BLIND, HangFinding, NoFinding
 from training.watchdog.probes import procfs
 from training.watchdog.probes.sampling import ProcessSample, Sample, courses
 from training.watchdog.probes.stacks import Frame, Stack, Thread
@@ -97,6 +97,6 @@ def test_all_ranks_wait_for_their_gpus(tmp_path: Path) -> None:
 
 
 def test_processes_that_may_not_be_looked_into(tmp_path: Path) -> None:
-    blind = f"{stall_detector.BLIND}rank 0: process 1 may not be looked into"
+    blind = NoFinding(BLIND, "no stack of rank 0: process 1 may not be looked into")
     found = on_gpu(tmp_path / "train.py", blind)
     assert found.status == UNKNOWN and found.said.endswith("process 1 may not be looked into")

@@ -57,7 +57,7 @@ def test_full_use_at_idle_power_without_a_step_is_a_collective(healthy: dict[str
     assert texts(healthy) == [STANDS, "GPU 1: 0 % use and no step for 90 s: its rank does not come to the GPU"]
 
 
-@pytest.mark.parametrize("phase", ["evaluation", "checkpoint: copying", "gather state", "epoch 2: creating data iterator", "sample"])
+@pytest.mark.parametrize("phase", ["evaluation", "checkpoint", "gather state", "epoch 2: creating data iterator", "sample"])
 def test_long_phases_are_no_alarm(healthy: dict[str, Any], phase: str) -> None:
     healthy["gpus"] = [gpu(power_w=70.0)]
     healthy["time_unix_s"] += 89

@@ -62,8 +62,8 @@ def test_defaults_and_own_options() -> None:
 )
 def test_wrong_options_say_value_and_fix(word: str, what: str, fix: str) -> None:
     (problem,) = options.parse([word]).problems
-    assert problem.what == what and problem.fixes == [fix]
-    assert not options.parse(problem.fixes).problems
+    assert problem.what == what and problem.fixes == [f"./duet scaling {fix}"]
+    assert not options.parse([fix]).problems
 
 
 def test_no_value_and_given_twice() -> None:

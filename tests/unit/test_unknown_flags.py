@@ -118,13 +118,13 @@ def test_a_run_or_a_log_without_a_flag(tmp_path: Path, monkeypatch: pytest.Monke
         (monitor.parse, "--interva 2", "./monitor_training.sh --interval=2"),
         (monitor.parse, "--watch", "./monitor_training.sh --help"),
         (report.parse, "--lan=en RUN", "./duet report RUN --lang=en"),
-        (report.parse, "--output=x.html RUN", "./duet report RUN --help"),
+        (report.parse, "--output=x.html RUN", "./duet report --help"),
         (inspect.parse, "--jsn", "./duet inspect --json"),
         (inspect.parse, "--wach=3", "./duet inspect --watch=3"),
         (inspect.parse, "--verbose", "./duet inspect --help"),
         (diagnose.options, "a.log --jsn", "./duet diagnose a.log --json"),
-        (diagnose.options, "a.log --lang=fr", "./duet diagnose --lang=en"),
-        (diagnose.options, "a.log --verbose", "./duet diagnose a.log --help"),
+        (diagnose.options, "a.log --lang=fr", "./duet diagnose a.log --lang=en"),
+        (diagnose.options, "a.log --verbose", "./duet diagnose --help"),
         (attach._parse, "--pdi=3", "./duet attach --pid=3"),
     ],
 )
@@ -134,7 +134,7 @@ def test_the_nearest_flag_or_the_help(parse: object, argv: str, fix: str) -> Non
 
 def test_the_scaling_check_has_names_of_its_own() -> None:
     for typed, fix in (("--max_steps=30", "--steps=30"), ("--gpus=2", "--ranks=2"), ("--rnaks=1,2", "--ranks=1,2")):
-        assert only(scaling.parse([typed]).problems).fixes == [fix]
+        assert only(scaling.parse([typed]).problems).fixes == [f"./duet scaling {fix}"]
     assert scaling.parse(["--batch_size=4"]).rest == ["--batch_size=4"], "the launcher answers it"
 
 

@@ -257,7 +257,7 @@ def test_thousands_of_frames_are_checked_at_once(tmp_path: Path) -> None:
 def test_neither_torch_nor_numpy(options: VideoOptions) -> None:
     code = (
         "import sys; from training.tasks.video_restoration import folders, options; "
-        f"o = options.Options(dataroot_gt={options.dataroot_gt!r}, dataroot_lq={options.dataroot_lq!r}, num_frame=3, gt_size=8); "
+        f"o = options.VideoOptions(dataroot_gt={options.dataroot_gt!r}, dataroot_lq={options.dataroot_lq!r}, num_frame=3, gt_size=8); "
         "print(folders.check(o, {}), [m for m in ('torch', 'numpy') if m in sys.modules])"
     )
     done = python("-c", code)

@@ -125,7 +125,7 @@ def test_nothing_is_left_of_half_a_folder(tmp_path: Path, monkeypatch: pytest.Mo
         ("--size=32x", "a multiple of 8"),
         ("--size=32x32x32", "a multiple of 8"),
         ("--layout=gopr", "gopro or kair"),
-        ("--clips", "--clips=VALUE"),
+        ("--clips", "a whole number from 1 to 1000"),
         ("--spikes=1", "no value"),
     ],
 )
@@ -136,8 +136,8 @@ def test_values_that_are_wrong(tmp_path: Path, word: str, said: str) -> None:
 
 def test_words_that_are_wrong(tmp_path: Path) -> None:
     found = problems("--frame=3", str(tmp_path), "other", "-x", "--clips=2", "--clips=3")
-    assert [p.what.split()[0] for p in found] == ["--frame", "'other'", "-x", "--clips"]
-    assert found[0].fixes == ["python -m training.tasks.make_blur_video --frames=3"]
+    assert [p.what.split()[0] for p in found] == ["--frame", "-x", "--clips", "'other'"]
+    assert found[0].fixes == [f"python -m training.tasks.make_blur_video {tmp_path} other --frames=3"]
     chosen = making.parse(["--size=64x32", "--clips", "3", str(tmp_path)])
     assert (chosen.size, chosen.clips, chosen.folder) == ((64, 32), 3, tmp_path)
     assert making.parse(["-h", "a", "b"]).help

@@ -117,7 +117,7 @@ def test_two_trainings_below_one_process(tmp_path: Path, monkeypatch: pytest.Mon
                 discovery.of_process(os.getpid())
     text = f"there is more than one training below process {os.getpid()} (--pid)"
     fixes = [f"./duet attach --pid={pid}" for pid in (pids[0], others[0])]
-    assert caught.value.problems == [Problem(text, "a rank of one of them", fixes)]
+    assert caught.value.problems == [Problem("process.several", text, "a rank of one of them", fixes)]
 
 
 def run_directory(folder: Path, pids: dict[int, int], host: str = "", supervisor: int | None = None) -> Path:
@@ -195,11 +195,11 @@ PGREP = "pgrep -af python   # all Python processes, with their pids"
         (["--pid=1", "--run=x"], "both --pid and --run are given\n    allowed: one of them\n"),
         (
             ["--pid=x", "17"],
-            f"--pid=x\n    allowed: a number\n    try:     {COMMAND} --run=experiments/RUN\n'17' is not known here\n"
+            f"--pid is 'x'\n    allowed: the number of a process of the training\n    try:     {PGREP}\n'17' is not known here\n"
             f"    allowed: --pid=PID or --run=DIR, and --json\n    try:     {COMMAND} --pid=17\n2 problems; ",
         ),
         (["--pid=4194304"], f"there is no process 4194304 (--pid)\n    try:     {PGREP}\n1 problem; nothing was looked into (exit 2)\n"),
-        (["--run"], f"--run=\n    allowed: a run directory\n    try:     {COMMAND} --run=experiments/RUN\n"),
+        (["--run"], f"--run has no value\n    allowed: a run directory\n    try:     {COMMAND} --run=experiments/RUN\n"),
     ],
 )
 def test_wrong_usage(capsys: pytest.CaptureFixture[str], argv: list[str], text: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import wait_until
 from tests.unit import targets
 from training.watchdog import heartbeat_watchdog, script_watchdog, stall_detector
-from training.watchdog.hang_report import HangFinding
+from training.watchdog.hang_report import BLIND, LOOPS, WORKS, HangFinding, NoFinding
 from training.watchdog.probes import procfs, sampling, stacks
 from training.watchdog.probes.sampling import ProcessSample, RankTrace, Sample
 from training.watchdog.probes.stacks import Frame, Stack, Thread
@@ -59,7 +59,7 @@ def test_an_endless_loop(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "waits", "spins") as (pids, script):
         begin, found = time.monotonic(), watched(pids, 20 * FLOOR_S, said=said)
         assert time.monotonic() - begin > script_watchdog.SPIN_TIMES * FLOOR_S, "long work in one function looks the same"
-    assert len(said) <= 1 and all(stall_detector.LOOPS in text for text in said)
+    assert len(said) <= 1 and all("in the same Python functions all the time" in text for text in said)
     assert found and (found.kind, found.rank) == ("hang", 1)
     assert found.where and Path(found.where.rpartition(":")[0]) == script
     assert found.how.startswith(f"spins at {found.where} (spins), and holds the GIL")
@@ -257,7 +257,7 @@ def look(*frames: Frame, gpu: bool = False, holds_gil: bool = False, **facts: ob
 
 def judged(
     *pairs: tuple[ProcessSample, ProcessSample], elsewhere: bool = False, alone: bool = False, written: int = 0
-) -> HangFinding | str:
+) -> HangFinding | NoFinding:
     samples = [Sample(float(at), {rank: pair[at] for rank, pair in enumerate(pairs)}, at * written) for at in (0, 1)]
     return stall_detector.detect_stall(samples, {}, elsewhere=elsewhere, alone=alone)
 
@@ -272,8 +272,8 @@ def test_blocked_in_io() -> None:
     assert isinstance(found, HangFinding) and (found.kind, found.rank, found.where) == ("blocked", 1, "/home/me/train.py:7")
     assert found.how == "is blocked in I/O (nfs_wait_on_request) at /home/me/train.py:7 (step)"
     moving = look(MINE, state="D", faults=5000)
-    assert isinstance(judged((reduce(), reduce()), (blocked, moving)), str), "it reads a mapped file, slowly"
-    assert isinstance(judged((reduce(), reduce()), (blocked, blocked), written=5_000_000), str), "the kernel writes what it has got"
+    assert isinstance(judged((reduce(), reduce()), (blocked, moving)), NoFinding), "it reads a mapped file, slowly"
+    assert isinstance(judged((reduce(), reduce()), (blocked, blocked), written=5_000_000), NoFinding), "the kernel writes what it has got"
     assert isinstance(judged((reduce(), reduce()), (blocked, blocked), written=4096), HangFinding)
 
 
@@ -287,7 +287,7 @@ def test_a_slow_save_is_no_hang_for_long(tmp_path: Path, code: str, state: str) 
         frames.insert(0, Frame(f"{LIBRARY}/serialization.py", 900, "_save"))
     saves = look(*frames, state=state, waits_in="nfs_wait_on_request")
     said = judged((reduce(), reduce()), (saves, saves))
-    assert isinstance(said, str) and said.startswith("one of them works: rank 1 is at ")
+    assert isinstance(said, NoFinding) and said.code == WORKS and said.text.startswith("one of them works: rank 1 is at ")
     found = judged((reduce(), reduce()), (saves, saves), alone=True)
     assert isinstance(found, HangFinding) and (found.kind, found.rank) == ("blocked" if state == "D" else "hang", 1)
 
@@ -297,14 +297,14 @@ def test_a_rank_that_gets_no_core_is_not_idle() -> None:
     before = dataclasses.replace(look(MINE, state="R"), queued={1: 5.0, 7: 1.0})
     after = dataclasses.replace(look(MINE, state="R", cpu_s=10.01), queued={1: 5.9, 7: 1.0})
     said = judged((reduce(), reduce()), (before, after))
-    assert isinstance(said, str) and said.startswith("one of them works: rank 1 is at ")
+    assert isinstance(said, NoFinding) and said.code == WORKS and said.text.startswith("one of them works: rank 1 is at ")
     assert isinstance(judged((reduce(), reduce()), (before, dataclasses.replace(after, queued={1: 5.1, 9: 50.0}))), HangFinding)
 
 
 def test_backward_that_computes_is_no_waiting() -> None:
     here = Frame(f"{LIBRARY}/autograd/graph.py", 800, "_engine_run_backward")
     waits, computes = look(here, MINE), look(here, MINE, cpu_s=10.9)
-    assert isinstance(judged((waits, waits), (waits, computes)), str)
+    assert isinstance(judged((waits, waits), (waits, computes)), NoFinding)
     found = judged((waits, waits), (waits, waits))
     assert isinstance(found, HangFinding) and found.rank is None
 
@@ -314,7 +314,7 @@ def test_ranks_that_are_always_met_in_the_same_place_and_go_on() -> None:
     sleeps = look(MINE)
     goes_on = dataclasses.replace(reduce(), turns=3)
     said = judged((sleeps, sleeps), (reduce(), goes_on))
-    assert said == "collectives go on: rank 1 is at /home/me/train.py:7 (step), 0 % of a core"
+    assert str(said) == "collectives go on: rank 1 is at /home/me/train.py:7 (step), 0 % of a core"
     assert isinstance(judged((sleeps, sleeps), (goes_on, goes_on)), HangFinding)
 
 
@@ -326,7 +326,7 @@ def test_a_rank_that_waits_for_its_gpu_is_innocent(tmp_path: Path) -> None:
     found = judged(spinning, (lock, lock))
     assert isinstance(found, HangFinding) and (found.rank, found.waiting) == (1, {0: f"waits in the GPU at {script}:1 (step)"})
     without = tuple(dataclasses.replace(one, gpu=False) for one in spinning)
-    assert isinstance(judged((without[0], without[1]), (lock, lock)), str), "on a CPU it computes"
+    assert isinstance(judged((without[0], without[1]), (lock, lock)), NoFinding), "on a CPU it computes"
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_a_gpu_that_computes_is_not_waiting(pending: bool | None, alone: bool, c
     told = watch._doubted(found, alone)
     assert (told is found) == certain
     if pending is False:
-        assert told == "the GPU of rank 1 computes: none of its collectives is pending"
+        assert str(told) == "the GPU of rank 1 computes: none of its collectives is pending"
     stopped = dataclasses.replace(found, kind="stopped", rank=0)
     assert watch._doubted(stopped, False) is stopped, "whatever the others do"
 
@@ -360,13 +360,16 @@ def test_a_look_that_fails_is_told_and_the_next_one_comes(monkeypatch: pytest.Mo
     waiting = Sample(1.0, {0: reduce()})
     monkeypatch.setattr(script_watchdog, "take", lambda pids: waiting)
     watch._examine(watch._samples, {0: 1}, {}, 2.0, 1.0, False)
-    assert watch._verdict and watch._verdict[1] == "not looked at for long enough"
+    assert watch._verdict and watch._verdict[1] == script_watchdog.NOTHING_YET
 
 
 def test_what_may_be_an_endless_loop_is_told_before_it_is_ended() -> None:
     said: list[str] = []
     watch = ScriptWatch(1.0, say=said.append)
-    watch._verdict = (watch._samples, f"{stall_detector.LOOPS}rank 0 is at train.py:7 (count)")
+    watch._verdict = (
+        watch._samples,
+        NoFinding(LOOPS, "in the same Python functions all the time, an endless loop or long work: rank 0 is at train.py:7 (count)"),
+    )
     watch._loops, watch._training = script_watchdog.SPIN_LOOKS - 1, True
     assert watch._told(2.0, 1.0, False) is None and said == [], "a few looks may find the same by accident"
     watch._loops = script_watchdog.SPIN_LOOKS
@@ -400,7 +403,7 @@ def test_many_stacks_in_a_row_end_when_they_are_no_longer_wanted(monkeypatch: py
 
 def test_ranks_of_other_machines_may_be_waited_for() -> None:
     said = judged((reduce(), reduce()), (reduce(), reduce()), elsewhere=True)
-    assert said == "all ranks here wait, for a rank of another machine perhaps: rank 0 waits in all_reduce, rank 1 waits in all_reduce"
+    assert str(said) == "all ranks here wait, for a rank of another machine perhaps: rank 0 waits in all_reduce, rank 1 waits in all_reduce"
     assert isinstance(judged((reduce(), reduce()), (reduce(), reduce())), HangFinding)
     lock = look(MINE)
     found = judged((reduce(), reduce()), (lock, lock), elsewhere=True)
@@ -409,10 +412,10 @@ def test_ranks_of_other_machines_may_be_waited_for() -> None:
 
 def test_without_stacks_nothing_is_said() -> None:
     blind = ProcessSample(PROCESS, "process 1 may not be looked into", False)
-    assert judged((reduce(), reduce()), (blind, blind)) == "no stack of rank 1: process 1 may not be looked into"
+    assert str(judged((reduce(), reduce()), (blind, blind))) == "no stack of rank 1: process 1 may not be looked into"
     said: list[str] = []
     watch = ScriptWatch(1.0, say=said.append)
-    watch._verdict = (watch._samples, "no stack of rank 1: process 1 may not be looked into")
+    watch._verdict = (watch._samples, NoFinding(BLIND, "no stack of rank 1: process 1 may not be looked into"))
     for _ in range(3):
         assert watch._told(2.0, 1.0, False) is None
     assert said == ["no hang can be found: no stack of rank 1: process 1 may not be looked into"]

@@ -56,7 +56,7 @@ def _found(name: str) -> Command:
     command = COMMANDS.get(name)
     if command is None:
         fixes = [f"./duet {near}" for near in suggest(name, [*COMMANDS, *OWN])[:1]] or ["./duet help"]
-        raise UserError(Problem(f"{name!r} is not a command", ", ".join(COMMANDS), fixes))
+        raise UserError(Problem("command.unknown", f"{name!r} is not a command", ", ".join(COMMANDS), fixes))
     return command
 
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from training.config.schema import Config
-from training.core import log, suggest, units
+from training.core import args, log, units
 from training.core.errors import Exit, Problem, UserError
 from training.host import decisions, env_vars, gpus, p2p_cache, program, torch_build
 from training.launcher.communication import stages
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 
 DEVICES = ("auto", "cpu", "cuda")
 LONGEST_S = 3600
+COMMAND = "./duet communication"
+LIMIT = replace(
+    args.whole(1, LONGEST_S, 0), allowed=f"a whole number of seconds from 1 to {LONGEST_S}", near=lambda text: [f"{stages.LIMIT_S:g}"]
+)
+FLAGS = {"device": args.one_of(*DEVICES), "limit": LIMIT, "help": args.SWITCH}
 
 
 @dataclass
@@ -40,47 +45,22 @@ class CommunicationOptions:
     device: str = "auto"
     limit_s: float = stages.LIMIT_S
     help: bool = False
-    problems: list[Problem] = field(default_factory=list)
 
 
 def parse(argv: list[str]) -> CommunicationOptions:
     """Raises UserError with all problems."""
-    options, positional, words = CommunicationOptions(), [], list(argv)
-    while words:
-        name, equals, value = (word := words.pop(0)).partition("=")
-        if name in ("--device", "--limit") and not equals and words:
-            value = words.pop(0)
-        if word in ("-h", "--help"):
-            options.help = True
-        elif not word.startswith("-"):
-            positional.append(word)
-        elif name == "--device":
-            if value not in DEVICES:
-                options.problems.append(Problem(f"--device is {value!r}", "one of " + ", ".join(DEVICES), ["--device=auto"]))
-            options.device = value
-        elif name == "--limit":
-            if _whole(value, LONGEST_S):
-                options.limit_s = float(value)
-            else:
-                allowed = f"a whole number of seconds from 1 to {LONGEST_S}"
-                options.problems.append(Problem(f"--limit is {value!r}", allowed, [f"--limit={stages.LIMIT_S:g}"]))
-        else:
-            near = suggest.suggest(name.lstrip("-"), ["device", "limit", "help"])
-            fixes = [f"--{n}{equals}{value}" for n in near] or ["--help lists every flag"]
-            options.problems.append(Problem(f"{name} is not a known flag", "", fixes))
-    if len(positional) == 1 and _whole(positional[0], MAX_RANKS):
-        options.ranks = int(positional[0])
-    elif not options.help:
-        given = f"the number of ranks is {' '.join(positional)!r}" if positional else "the number of ranks is missing"
-        fix = "./duet communication 2"
-        options.problems.append(Problem(given, f"one whole number from 1 to {MAX_RANKS}", [fix]))
-    if options.problems:
-        raise UserError(options.problems)
-    return options
-
-
-def _whole(text: str, high: int) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= high
+    line = args.parse(argv, FLAGS, COMMAND)
+    words, problems = line.words, line.problems
+    if "help" in line.values:
+        return CommunicationOptions(help=True)
+    ranks = words[0] if len(words) == 1 else ""
+    if not args.is_whole(ranks) or not 1 <= int(ranks) <= MAX_RANKS:
+        given = f"the number of ranks is {' '.join(words)!r}" if words else "the number of ranks is missing"
+        problems.append(Problem("ranks.value", given, f"one whole number from 1 to {MAX_RANKS}", [f"{COMMAND} 2"]))
+    if problems:
+        raise UserError(problems)
+    values = line.values
+    return CommunicationOptions(int(ranks), values.get("device", "auto"), float(values.get("limit", stages.LIMIT_S)))
 
 
 def plan(options: CommunicationOptions) -> RanksPlan:
@@ -95,7 +75,7 @@ def plan(options: CommunicationOptions) -> RanksPlan:
     elif device.value == "cuda" and torch and torch.cuda is None:
         problem = f"torch {torch.version} is built for the CPU only: it can not use a GPU"
     if problem:
-        raise UserError(Problem(problem, "", [command(options.ranks, "cpu")]), Exit.RESOURCES)
+        raise UserError(Problem("gpu.too_few", problem, "", [command(options.ranks, "cpu")]), Exit.RESOURCES)
     chosen = env_vars.choose(os.environ, device=device.value, ranks=options.ranks, local_ranks=options.ranks, debug=False)
     used = machine.gpus[: options.ranks] if device.value == "cuda" else ()
     version = torch.version if torch else None

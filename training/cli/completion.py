@@ -43,7 +43,12 @@ def text(words: list[str]) -> str:
     if what in ("bash", "zsh"):
         return BASH if what == "bash" else ZSH
     raise UserError(
-        Problem(f"completion is for {what!r}" if what else "completion needs a shell", "bash or zsh", ["./duet completion bash"])
+        Problem(
+            "completion.shell",
+            f"completion is for {what!r}" if what else "completion needs a shell",
+            "bash or zsh",
+            ["./duet completion bash"],
+        )
     )
 
 

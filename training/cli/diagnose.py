@@ -16,15 +16,14 @@ Exit status: 0 whatever is found; 2 for a log that can not be read or a wrong op
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import shlex
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-from training.core import log, rundir
+from training.core import args, log, rundir
 from training.core.errors import Exit, Problem, UserError
 from training.core.project import ROOT
 from training.diagnose import bundle, card, source
@@ -33,32 +32,26 @@ from training.diagnose.signatures import LANGUAGES
 
 EXPERIMENTS = ROOT / "experiments"
 COMMAND = "./duet diagnose"
-TAKES_VALUE = {"json": False, "lang": True, "report-issue": False, "help": False}
+FLAGS = {"json": args.SWITCH, "lang": args.one_of(*LANGUAGES), "report-issue": args.Flag(str, bare=""), "help": args.SWITCH}
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise UserError(Problem(message, "LOG… [--json] [--lang=en|zh] [--report-issue=FILE]", [f"{COMMAND} --help"]))
+@dataclass
+class DiagnoseOptions:
+    """`report_issue`: the bundle's file, "" for a usual name, None: no bundle."""
+
+    logs: list[str]
+    json: bool = False
+    lang: str = ""
+    report_issue: str | None = None
+    help: bool = False
 
 
-def options(argv: list[str]) -> argparse.Namespace:
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument("logs", nargs="*")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--lang")
-    parser.add_argument("--report-issue", nargs="?", const="", dest="report_issue")
-    parser.add_argument("-h", "--help", action="store_true")
-    wanted, unknown = parser.parse_known_args(argv)
-    if unknown:
-        from training.config.flags import unknown_flag
-
-        parts = [word.partition("=") for word in unknown]
-        again = " ".join([COMMAND, *map(shlex.quote, wanted.logs)])
-        raise UserError([unknown_flag(again, name, equals + value, TAKES_VALUE) for name, equals, value in parts])
-    if wanted.lang and wanted.lang not in LANGUAGES:
-        fixes = [f"{COMMAND} --lang={language}" for language in LANGUAGES]
-        raise UserError(Problem(f"--lang is {wanted.lang!r}", " or ".join(LANGUAGES), fixes))
-    return wanted
+def options(argv: list[str]) -> DiagnoseOptions:
+    """Raises UserError."""
+    line = args.parse(argv, FLAGS, COMMAND)
+    if line.problems and "help" not in line.values:
+        raise UserError(line.problems)
+    return DiagnoseOptions(line.words, **line.values)
 
 
 def main(argv: list[str]) -> int:
@@ -80,12 +73,15 @@ def main(argv: list[str]) -> int:
         log.report(error, closing="nothing was diagnosed")
         return int(error.code)
     except OSError as error:
-        log.report(UserError(Problem(f"{error.filename or 'a log'} can not be read: {error.strerror}")), closing="nothing was diagnosed")
+        log.report(
+            UserError(Problem("log.unreadable", f"{error.filename or 'a log'} can not be read: {error.strerror}")),
+            closing="nothing was diagnosed",
+        )
         return int(Exit.CONFIG)
     try:
         print(json.dumps(record, ensure_ascii=False, indent=1) if wanted.json else card.draw(record, spoken), flush=True)
     except OSError as error:
-        log.report(UserError(Problem(f"the answer can not be written: {error.strerror}")), closing="nothing was said")
+        log.report(UserError(Problem("output.unwritable", f"the answer can not be written: {error.strerror}")), closing="nothing was said")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer would fail once more at the end
         return int(Exit.RESOURCES)
     return int(Exit.DONE)
@@ -96,7 +92,9 @@ def _logs(words: list[str]) -> list[Path | None]:
         newest = rundir.newest(EXPERIMENTS)
         if newest is None:
             raise UserError(
-                Problem(f"no log was named, and there is no run in {EXPERIMENTS}", "a log, a folder of logs, a run directory, or -")
+                Problem(
+                    "log.none", f"no log was named, and there is no run in {EXPERIMENTS}", "a log, a folder of logs, a run directory, or -"
+                )
             )
         return [newest.path]
     paths = [None if word == "-" else Path(word) for word in words]

@@ -31,7 +31,9 @@ def main(argv: list[str]) -> int:
             print(__doc__)
             return int(Exit.DONE)
         if sys.stdout is None:
-            raise UserError(Problem("standard output is closed: there is nothing to show it on", "a terminal, a file or a pipe"))
+            raise UserError(
+                Problem("output.closed", "standard output is closed: there is nothing to show it on", "a terminal, a file or a pipe")
+            )
         return _show(chosen, _source(chosen))
     except UserError as error:
         console.report(error, closing="nothing to show")

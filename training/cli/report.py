@@ -40,7 +40,7 @@ def _main(argv: list[str]) -> int:
             rundir.write_bytes(chosen.out, page.html().encode("utf-8", "replace"))
         except OSError as error:
             said = f"{chosen.out} can not be written: {error.strerror}"
-            raise UserError(Problem(said, "a file that can be written", [f"{options.COMMAND} … --out=FILE"])) from None
+            raise UserError(Problem("output.unwritable", said, "a file that can be written", [f"{options.COMMAND} … --out=FILE"])) from None
     except UserError as error:
         log.report(error, closing="no report")
         return int(error.code)

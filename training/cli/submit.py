@@ -28,7 +28,10 @@ from training.launcher.slurm.submission import FrozenJob
 from training.plan.request import Request
 
 NO_SBATCH = Problem(
-    "sbatch is not found: this machine cannot submit jobs", "a login node of a SLURM cluster", ["./launch_train.sh N CONFIG"]
+    "slurm.no_sbatch",
+    "sbatch is not found: this machine cannot submit jobs",
+    "a login node of a SLURM cluster",
+    ["./launch_train.sh N CONFIG"],
 )
 
 
@@ -121,7 +124,10 @@ def main(argv: list[str]) -> int:
         else:
             raise UserError(
                 Problem(
-                    f"{what!r} is not a command of training.launcher.slurm", "check, submit, freeze, begin, end", ["./submit_job.sh --help"]
+                    "command.unknown",
+                    f"{what!r} is not a command of training.launcher.slurm",
+                    "check, submit, freeze, begin, end",
+                    ["./submit_job.sh --help"],
                 )
             )
     except NothingToDo as done:

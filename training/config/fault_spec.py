@@ -84,7 +84,7 @@ def check(text: str, origin: str, ranks: int, workers: int) -> list[Problem]:
         if spec.fault.worker and spec.worker >= workers:
             what = f"{spec.fault.name} needs data-loader worker {spec.worker}, but num_workers is {workers}"
             wrong.append((what, "", [f"--num_workers={spec.worker + 1}"]))
-    return [Problem(f"inject: {what} ({origin})", allowed, fixes) for what, allowed, fixes in wrong]
+    return [Problem("inject.value", f"inject: {what} ({origin})", allowed, fixes) for what, allowed, fixes in wrong]
 
 
 def parse(text: str, ranks: int) -> tuple[list[Spec], list[tuple[str, str, list[str]]]]:

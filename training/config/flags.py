@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from training.config.schema import FIELDS, Known, kind
 from training.core.errors import Problem
-from training.core.suggest import suggest
 
 # Flags that are no configuration: they choose what happens with it.
 ACTIONS = {
@@ -58,14 +56,6 @@ class CommandLine:
         return WORDS.get(text, False)
 
 
-def unknown_flag(command: str, flag: str, value: str, takes_value: Mapping[str, bool]) -> Problem:
-    """The answer of a command that has few flags of its own: the nearest one, or its help. `value`: with its equals sign."""
-    near = suggest(flag.lstrip("-").replace("_", "-"), list(takes_value))[:1]
-    # A flag whose value is missing would only lead to the next error.
-    fixes = [f"{command} --{n}{value if takes_value[n] else ''}" for n in near if value or not takes_value[n]]
-    return Problem(f"{flag} is not a known flag", ", ".join(f"--{n}" for n in takes_value), fixes or [f"{command} --help"])
-
-
 def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
     """`fields`: what may be set; with a task's own options."""
     line = CommandLine()
@@ -98,17 +88,19 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
             elif rest and not rest[0].startswith("--"):
                 text = rest.pop(0)
             else:
-                line.problems.append(Problem(f"--{typed} has no value", f"--{typed}=VALUE"))
+                line.problems.append(Problem("flag.no_value", f"--{typed} has no value", f"--{typed}=VALUE"))
                 continue
         line.places.append((name, start, len(argv) - len(rest)))
         if name in ACTIONS and is_switch and text.lower() not in WORDS:
-            line.problems.append(Problem(f"--{typed} is {text!r}", "true or false"))
+            line.problems.append(Problem("flag.unexpected_value", f"--{typed} is {text!r}", "true or false"))
             continue
         if name in line.flags and line.flags[name][0] != text:
-            line.problems.append(Problem(f"--{typed} is given twice, as {line.flags[name][0]!r} and {text!r}", "once"))
+            line.problems.append(Problem("flag.twice", f"--{typed} is given twice, as {line.flags[name][0]!r} and {text!r}", "once"))
         line.flags[name] = (text, f"--{typed}")
     if line.on("json") and not line.on("check"):
-        line.problems.append(Problem("--json says how --check answers, and there is no --check", "", ["--check --json"]))
+        line.problems.append(
+            Problem("flag.json_without_check", "--json says how --check answers, and there is no --check", "", ["--check --json"])
+        )
     return line
 
 

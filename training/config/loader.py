@@ -65,15 +65,15 @@ def _text(path: Path) -> tuple[str, list[Problem]]:
     # os.path and not Path: a name that no file system takes is no crash.
     if os.path.isdir(path):
         inside = [f"--config={shlex.quote(str(p))}" for p in sorted([*path.glob("[a-z]*.py"), *path.glob("*.json")])[:4]]
-        return "", [Problem(f"config {path} is a directory", allowed, inside or hint)]
+        return "", [Problem("config.is_folder", f"config {path} is a directory", allowed, inside or hint)]
     if not os.path.exists(path):
-        return "", [Problem(f"config {path} does not exist", allowed, hint)]
+        return "", [Problem("config.missing", f"config {path} does not exist", allowed, hint)]
     if path.suffix not in (".py", ".json"):
-        return "", [Problem(f"config {path} is neither .py nor .json", allowed, hint)]
+        return "", [Problem("config.suffix", f"config {path} is neither .py nor .json", allowed, hint)]
     try:
         return path.read_text(encoding="utf-8-sig"), []
     except (OSError, UnicodeDecodeError) as error:
-        return "", [Problem(f"config {path} can not be read: {error}", "a readable UTF-8 file")]
+        return "", [Problem("config.unreadable", f"config {path} can not be read: {error}", "a readable UTF-8 file")]
 
 
 def near(path: Path) -> list[Path]:
@@ -104,7 +104,7 @@ def load_python(text: str, name: str) -> tuple[Values, list[Problem]]:
         line = getattr(error, "lineno", None) or 1
         shown = text.splitlines()[line - 1].strip() if line <= len(text.splitlines()) else ""
         message = getattr(error, "msg", None) or str(error)
-        return {}, [Problem(f"{name}:{line}: {message}: {shown!r}", "Python assignments such as depth = 12")]
+        return {}, [Problem("config.syntax", f"{name}:{line}: {message}: {shown!r}", "Python assignments such as depth = 12")]
     values: Values = {}
     problems: list[Problem] = []
     for node in tree.body:
@@ -115,13 +115,18 @@ def load_python(text: str, name: str) -> tuple[Values, list[Problem]]:
         value_node = node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
         if value_node is None or len(targets) != 1 or not isinstance(targets[0], ast.Name):
             source = (ast.get_source_segment(text, node) or "").splitlines()[0]
-            problems.append(Problem(f"{where}: not a plain assignment: {source!r}", "lines such as depth = 12"))
+            problems.append(Problem("config.not_plain", f"{where}: not a plain assignment: {source!r}", "lines such as depth = 12"))
             continue
         try:
             values[targets[0].id] = (_evaluate(value_node, values), where)
         except (NotPlain, RecursionError) as error:
             problems.append(
-                Problem(f"{where}: {targets[0].id}: {error}", "numbers, text, True, False, + - * / // and names assigned above")
+                Problem(
+                    "config.not_plain",
+                    f"{where}: {targets[0].id}: {error}",
+                    "numbers, text, True, False, + - * / // and names assigned above",
+                    field=targets[0].id,
+                )
             )
     return values, problems
 
@@ -167,11 +172,11 @@ def load_json(text: str, name: str) -> tuple[Values, list[Problem]]:
     try:
         value = json.loads(relaxed(text), object_pairs_hook=pairs)
     except json.JSONDecodeError as error:
-        return {}, [Problem(f"{name}:{error.lineno}:{error.colno}: {error.msg}", 'one object such as {"depth": 12}')]
+        return {}, [Problem("config.syntax", f"{name}:{error.lineno}:{error.colno}: {error.msg}", 'one object such as {"depth": 12}')]
     except (RecursionError, ValueError) as error:  # ValueError: a number with more than 4300 digits
         why = "nested too deep" if isinstance(error, RecursionError) else error
-        return {}, [Problem(f"{name}: {why}", 'one flat object such as {"depth": 12}')]
+        return {}, [Problem("config.syntax", f"{name}: {why}", 'one flat object such as {"depth": 12}')]
     if not isinstance(value, dict):
-        return {}, [Problem(f"{name}: holds a {type(value).__name__}", 'one object such as {"depth": 12}')]
-    problems = [Problem(f"{name}: {key!r} is given twice", "each key once") for key in duplicates]
+        return {}, [Problem("config.no_object", f"{name}: holds a {type(value).__name__}", 'one object such as {"depth": 12}')]
+    problems = [Problem("config.key_twice", f"{name}: {key!r} is given twice", "each key once") for key in duplicates]
     return {key: (item, f"{name}: {key!r}") for key, item in value.items()}, problems

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from training.config import secrets
 from training.config.convert import as_text, convert, shown
 from training.config.flags import CommandLine
 from training.config.loader import Values
+from training.config.origin import DEFAULT, FILE, FLAG, VARIABLE, Origin
 from training.config.schema import FIELDS, Config, Known, describe
 from training.core.errors import Problem
 
@@ -38,7 +38,7 @@ def resolve(line: CommandLine, file: Values, environ: Mapping[str, str], resumed
     """The configuration, with all problems of all sources; a field with a problem keeps its default. `fields`: those that the task has."""
     problems: list[Problem] = []
     values: FieldValues = {}
-    origins = dict.fromkeys(fields, "default")
+    origins = dict.fromkeys(fields, DEFAULT)
     problems += [_unknown_key(name, *file[name], fields) for name in file if name not in fields]
     problems += _unknown_variables(environ, fields)
     for name in fields:
@@ -52,34 +52,40 @@ def resolve(line: CommandLine, file: Values, environ: Mapping[str, str], resumed
         else:
             values[name], origins[name] = value, origin
     # What a task does not have keeps its default here, and stands in no plan.
-    origins = dict.fromkeys(FIELDS, "default") | origins
+    origins = dict.fromkeys(FIELDS, DEFAULT) | origins
     config = Config(**{name: value for name, value in values.items() if fields[name] is FIELDS.get(name)})
     options = {name: values.get(name, f.default) for name, f in fields.items() if f is not FIELDS.get(name)}
     config.use_dummy_wandb = config.use_dummy_wandb or config.wandb_run == "dummy"
     if config.persistent_workers and config.num_workers == 0:
         problems.append(
             Problem(
+                "config.workers_conflict",
                 f"persistent_workers is on ({origins['persistent_workers']}) but num_workers is 0 ({origins['num_workers']})",
                 "persistent_workers needs workers",
                 ["--num_workers=2", "--persistent_workers=false"],
+                "persistent_workers",
             )
         )
     problems += secrets.problems(config.notify, origins["notify"])
     if isinstance(config.activation_checkpointing, int) and config.activation_checkpointing > config.depth:
         problems.append(
             Problem(
+                "config.checkpointing_depth",
                 f"activation_checkpointing is {config.activation_checkpointing} ({origins['activation_checkpointing']}), "
                 f"but depth is {config.depth} ({origins['depth']})",
                 f"at most {config.depth} (blocks), auto or none",
                 [f"--activation_checkpointing={config.depth}", "--activation_checkpointing=auto"],
+                "activation_checkpointing",
             )
         )
     if config.warmup_ratio + config.warmdown_ratio > 1:
         problems.append(
             Problem(
+                "config.schedule_ratios",
                 f"warmup_ratio {config.warmup_ratio} ({origins['warmup_ratio']}) + warmdown_ratio {config.warmdown_ratio} "
                 f"({origins['warmdown_ratio']}) is more than the whole run",
                 "a sum of at most 1",
+                field="warmup_ratio",
             )
         )
     return Resolved(config, origins, problems, options)
@@ -87,18 +93,18 @@ def resolve(line: CommandLine, file: Values, environ: Mapping[str, str], resumed
 
 def _lookup(
     name: str, fields: Known, line: CommandLine, file: Values, environ: Mapping[str, str], resumed: Values
-) -> tuple[Any, str, bool] | None:
+) -> tuple[Any, Origin, bool] | None:
     """(value, origin, is it text to be parsed) from the source that wins, or None for the default."""
     if name in line.flags:
         text, typed = line.flags[name]
-        return text, f"from {typed} on the command line", True
+        return text, Origin(f"from {typed} on the command line", FLAG, typed), True
     for variable in (PREFIX + name.upper(), fields[name].metadata["env"]):
         if variable and variable not in INTERNAL and environ.get(variable):
-            return environ[variable], f"from {variable} in the environment", True
+            return environ[variable], Origin(f"from {variable} in the environment", VARIABLE, variable), True
     for source in (resumed, file):
         if name in source:
             value, origin = source[name]
-            return value, f"from {origin}", False
+            return value, Origin(f"from {origin}", FILE), False
     return None
 
 
@@ -116,11 +122,13 @@ def _unknown_key(name: str, raw: Any, origin: str, fields: Known) -> Problem:
     from training.config import meant  # only when something is wrong: the plan answers sooner
 
     if name in FIELDS:
-        return Problem(f"{name} is a field of gpt, which is not the task ({origin})", "", [f"delete the line   # {origin}"])
+        return Problem(
+            "field.other_task", f"{name} is a field of gpt, which is not the task ({origin})", "", [f"delete the line   # {origin}"]
+        )
     found = meant.name(name, as_text(raw), fields)
     fixes = [meant.line(changes, origin, fields) for changes in found.changes if changes and all(n in fields for n in changes)]
     why = f": {found.why}" if found.why else ""
-    return Problem(f"{name} is not a known field ({origin}){why}", found.allowed or "a field that --help lists", fixes)
+    return Problem("field.unknown", f"{name} is not a known field ({origin}){why}", found.allowed or "a field that --help lists", fixes)
 
 
 def _unknown_variable(variable: str, text: str, fields: Known) -> Problem:
@@ -133,18 +141,23 @@ def _unknown_variable(variable: str, text: str, fields: Known) -> Problem:
         if changes and all(n in fields for n in changes)
     ]
     why = f": {found.why}" if found.why else ""
-    return Problem(f"{variable} is in the environment but sets no field{why}", found.allowed, [*fixes, f"unset {variable}"])
+    return Problem(
+        "environment.unknown_field",
+        f"{variable} is in the environment but sets no field{why}",
+        found.allowed,
+        [*fixes, f"unset {variable}"],
+    )
 
 
-def _wrong_value(name: str, raw: Any, origin: str, problem: str, fields: Known) -> Problem:
+def _wrong_value(name: str, raw: Any, origin: Origin, problem: str, fields: Known) -> Problem:
     from training.config import meant
 
     near, note = meant.value(name, raw, fields)
-    variable = re.match(r"from (\w+) in the environment", origin)
-    if "on the command line" in origin:
+    if origin.source == FLAG:
         fixes = [f"--{name}={shlex.quote(v)}" for v in near]
-    elif variable:
-        fixes = [f"export {variable[1]}={shlex.quote(v)}" for v in near]
+    elif origin.source == VARIABLE:
+        fixes = [f"export {origin.name}={shlex.quote(v)}" for v in near]
     else:
         fixes = [meant.line({name: v}, origin, fields) for v in near]
-    return Problem(f"{name} is {shown(raw)} ({origin}){problem}" + (f": {note}" if note else ""), describe(name, fields), fixes)
+    what = f"{name} is {shown(raw)} ({origin}){problem}" + (f": {note}" if note else "")
+    return Problem("field.value", what, describe(name, fields), fixes, name)

@@ -21,10 +21,22 @@ EACH_START = ("resume", "run_name", "node_rank")  # belong to one start, or to o
 def problems(path: Path) -> list[Problem]:
     what = f"--save_config is {str(path)!r}"
     if path.suffix not in SUFFIXES:
-        return [Problem(f"{what}: neither .py nor .json", "a .py or .json file", [f"--save_config={shlex.quote(f'{path}.py')}"])]
+        return [
+            Problem(
+                "save_config.suffix",
+                f"{what}: neither .py nor .json",
+                "a .py or .json file",
+                [f"--save_config={shlex.quote(f'{path}.py')}"],
+            )
+        ]
     if not path.parent.is_dir():
         return [
-            Problem(f"{what}: the folder does not exist", "a file in an existing folder", [f"mkdir -p {shlex.quote(str(path.parent))}"])
+            Problem(
+                "save_config.no_folder",
+                f"{what}: the folder does not exist",
+                "a file in an existing folder",
+                [f"mkdir -p {shlex.quote(str(path.parent))}"],
+            )
         ]
     return []
 
@@ -48,9 +60,13 @@ def write(path: Path, values: Mapping[str, Any], origins: Mapping[str, str]) -> 
         if not path.is_file() or path.read_text(encoding="utf-8", errors="replace") != text:
             free = next(p for n in range(2, 1000) if not (p := path.with_stem(f"{path.stem}_{n}")).exists())
             what = f"--save_config is {str(path)!r}: it exists, with other content"
-            return [Problem(what, "a new file", [f"--save_config={shlex.quote(str(free))}"])]
+            return [Problem("save_config.exists", what, "a new file", [f"--save_config={shlex.quote(str(free))}"])]
     except OSError as error:
-        return [Problem(f"--save_config is {str(path)!r}: it cannot be written: {error.strerror}", "a file that can be written")]
+        return [
+            Problem(
+                "output.unwritable", f"--save_config is {str(path)!r}: it cannot be written: {error.strerror}", "a file that can be written"
+            )
+        ]
     return []
 
 

@@ -24,7 +24,7 @@ def problems(command: str, origin: str) -> list[Problem]:
     if not found:
         return []
     what = f"notify ({origin}) holds what looks like a secret, {found}: plan.json, the log and the list of processes would show it"
-    return [Problem(what, "secrets in variables, that the command names in single quotes", [FIX])]
+    return [Problem("secret.in_config", what, "secrets in variables, that the command names in single quotes", [FIX])]
 
 
 def first(command: str) -> str:

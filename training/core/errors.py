@@ -5,7 +5,8 @@ Imports nothing of the project, so that every other module may use it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import dataclasses
+from dataclasses import dataclass
 from enum import IntEnum
 
 
@@ -42,11 +43,14 @@ class NothingToDo(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with the user's input or machine."""
+    """One thing that is wrong with the user's input or machine. `code`: what it is for a program (training.core.codes); `field`: the
+    option that it is about, if it is one."""
 
+    code: str
     what: str  # the value and where it came from
     allowed: str = ""  # what would be right
-    fixes: list[str] = field(default_factory=list)  # commands to paste, best first
+    fixes: list[str] = dataclasses.field(default_factory=list)  # commands to paste, best first
+    field: str = ""
 
     def lines(self) -> list[str]:
         """The problem as text: the first line says what, the others are indented below it."""

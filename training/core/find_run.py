@@ -35,7 +35,7 @@ def find(wanted: str | None, experiments: Path, asker: RunSelector) -> RunDir:
     run = newest(experiments)
     if run is None:
         fixes = [FIRST_RUN, f"{asker.named}/another/folder/RUN"]
-        raise UserError(Problem(f"there is no run in {experiments} yet", "a run to look at", fixes))
+        raise UserError(Problem("run.none", f"there is no run in {experiments} yet", "a run to look at", fixes))
     return run
 
 
@@ -71,4 +71,4 @@ def _named(wanted: str, experiments: Path, asker: RunSelector) -> RunDir:
     fixes.append(f"{asker.newest}   # the newest run" if names else FIRST_RUN)
     there = "a folder, but without anything of a run" if os.path.isdir(wanted) else "no run directory there"
     what = f"{asker.argument} is {wanted!r}: {there}"
-    raise UserError(Problem(what, f"a run directory, or the name of a run in {experiments}", fixes))
+    raise UserError(Problem("run.missing", what, f"a run directory, or the name of a run in {experiments}", fixes))

@@ -29,6 +29,7 @@ BETWEEN = (
 # Here a rank may wait for the others, and be right.
 _WAITING = ("backward", "reduce", "optimizer", "record", "evaluation", "gather state", "waiting for data", "meeting the other ranks")
 DATA = ("fetch", "creating data iterator")
+LONG = ("evaluation", "checkpoint", "gather state", "sample", "preparing data", "creating data iterator")  # longer than a step
 READING = ("importing torch", "building the model")  # checkpoints and libraries come from a disk too
 
 
@@ -50,6 +51,10 @@ def waits(phase: str) -> bool:
 
 def needs_data(phase: str) -> bool:
     return phase.endswith(DATA)
+
+
+def takes_long(phase: str) -> bool:
+    return kind(phase).removeprefix("epoch #: ") in LONG
 
 
 def reads(phase: str) -> bool:

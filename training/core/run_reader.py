@@ -38,7 +38,9 @@ def as_plan(found: Mapping[str, Any], path: Path) -> Plan:
     if not isinstance(version, int) or not 1 <= version <= PLAN_VERSION:
         by = f"Duet {found['duet_version']}" if "duet_version" in found else "another version of Duet"
         what = f"{path} was written by {by}: its schema_version is {version!r}; Duet {training.__version__} reads 1 to {PLAN_VERSION}"
-        raise UserError(Problem(what, "a run of this version or an older one", ["use the Duet that wrote it, or a later one"]))
+        raise UserError(
+            Problem("run.later_version", what, "a run of this version or an older one", ["use the Duet that wrote it, or a later one"])
+        )
     renamed = {part: _renamed(found[part]) for part in ("config", "origins") if isinstance(found.get(part), dict)}
     return cast("Plan", {**found, **renamed})
 

@@ -71,7 +71,9 @@ class Learned(_Batched):
         try:
             self.inner = library.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises this very class
-            raise UserError(Problem(f"tokenizer {path}: {error}", tokenizer_base.ALLOWED, list(tokenizer_base.FIXES))) from None
+            raise UserError(
+                Problem("tokenizer.invalid", f"tokenizer {path}: {error}", tokenizer_base.ALLOWED, list(tokenizer_base.FIXES))
+            ) from None
         self.inner.no_padding()
         self.inner.no_truncation()
         self.inner.encode_special_tokens = True  # "<|bos|>" in a text is text
@@ -148,7 +150,7 @@ class Ranks(_Batched):
 
 def _ranks(path: Path) -> dict[bytes, int]:
     def wrong(what: str) -> UserError:
-        return UserError(Problem(f"tokenizer {path}: {what}", tokenizer_base.ALLOWED, list(tokenizer_base.FIXES)))
+        return UserError(Problem("tokenizer.invalid", f"tokenizer {path}: {what}", tokenizer_base.ALLOWED, list(tokenizer_base.FIXES)))
 
     ranks: dict[bytes, int] = {}
     taken: set[int] = set()

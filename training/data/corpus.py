@@ -45,11 +45,11 @@ def find(data: str, origin: str = "", encoding: str = "") -> tuple[CorpusSource 
         # A named pipe would be waited for; a link to nowhere is told below.
         files = [f for f in _walk(path, SUFFIXES, set()) if f.is_file() or not f.exists()]
         if not files:
-            return None, Problem(f"{said}: no {NAMED} file in this folder", allowed, [f"ls {shlex.quote(str(path))}"])
+            return None, Problem("data.no_files", f"{said}: no {NAMED} file in this folder", allowed, [f"ls {shlex.quote(str(path))}"])
     elif path.name.lower().endswith(SUFFIXES) and path.is_file():
         files = [path]
     else:
-        return None, Problem(f"{said}: not a {NAMED} file", allowed)
+        return None, Problem("data.suffix", f"{said}: not a {NAMED} file", allowed)
     total = 0
     for file in files:
         try:
@@ -57,9 +57,9 @@ def find(data: str, origin: str = "", encoding: str = "") -> tuple[CorpusSource 
                 total += file.stat().st_size
         except OSError as error:
             mode = [f"chmod u+r {shlex.quote(str(file))}"] if isinstance(error, PermissionError) else []
-            return None, Problem(f"{said}: {file} can not be read: {error.strerror}", "a readable file", mode)
+            return None, Problem("data.unreadable", f"{said}: {file} can not be read: {error.strerror}", "a readable file", mode)
     if total == 0:
-        return None, Problem(f"{said}: empty", "some text")
+        return None, Problem("data.empty", f"{said}: empty", "some text")
     name = path.resolve().name
     suffix = next((s for s in sorted(SUFFIXES, key=len, reverse=True) if name.lower().endswith(s)), path.resolve().suffix)
     return CorpusSource(name[: len(name) - len(suffix)] or name or "data", tuple(files), total, name_of_encoding), None
@@ -68,15 +68,18 @@ def find(data: str, origin: str = "", encoding: str = "") -> tuple[CorpusSource 
 def _missing(path: Path, data: str, said: str, allowed: str) -> Problem:
     """Never suggests other data: only where to look for what was meant."""
     if "://" in data:
-        return Problem(f"{said}: no such file or folder, and Duet downloads nothing", allowed)
+        return Problem("data.not_downloaded", f"{said}: no such file or folder, and Duet downloads nothing", allowed)
     there = path.absolute().parent
     if any(c in path.name for c in "*?[") and os.path.isdir(there):
         return Problem(
-            f"{said}: no such file or folder; it is a pattern", f"{allowed}; a pattern is not", [f"ls {shlex.quote(str(there))}"]
+            "data.missing",
+            f"{said}: no such file or folder; it is a pattern",
+            f"{allowed}; a pattern is not",
+            [f"ls {shlex.quote(str(there))}"],
         )
     while not os.path.isdir(there) and there != there.parent:
         there = there.parent
-    return Problem(f"{said}: no such file or folder", allowed, [f"ls {shlex.quote(str(there))}"])
+    return Problem("data.missing", f"{said}: no such file or folder", allowed, [f"ls {shlex.quote(str(there))}"])
 
 
 def _stdlib() -> tuple[CorpusSource | None, Problem | None]:
@@ -84,7 +87,9 @@ def _stdlib() -> tuple[CorpusSource | None, Problem | None]:
     files = _walk(root, (".py",), STDLIB_WITHOUT)
     total = sum(f.stat().st_size for f in files)
     if total < 1 << 20:
-        return None, Problem(f"data is 'stdlib', but {root} holds only {total} bytes of sources", "text", ["--data=YOUR_TEXT.txt"])
+        return None, Problem(
+            "data.stdlib_missing", f"data is 'stdlib', but {root} holds only {total} bytes of sources", "text", ["--data=YOUR_TEXT.txt"]
+        )
     return CorpusSource(STDLIB, tuple(files), total), None
 
 

@@ -42,5 +42,5 @@ def of_text(config: Config, batch: Batch, data: PreparedCorpus, **position: int)
         seq = min(batch.seq_len, data.train_tokens // batch.world_size // 8)
         flags = f"--max_seq_len={seq} --device_batch_size=1 --total_batch_size={seq * batch.world_size}"
         fixes = [flags] if seq >= FIELDS["max_seq_len"].metadata["low"] else []
-        raise UserError(Problem(what, "more text, or a smaller total_batch_size", fixes))
+        raise UserError(Problem("data.too_short", what, "more text, or a smaller total_batch_size", fixes))
     return found

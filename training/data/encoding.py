@@ -77,7 +77,11 @@ def check(name: str, origin: str) -> list[Problem]:
         fine = codecs.lookup(name)._is_text_encoding  # else bytes.decode() does not take it: base64, rot13
     except LookupError:
         fine = False
-    return [] if fine else [Problem(f"encoding is {name!r} ({origin})", ALLOWED, ["--encoding=gbk", "--encoding=latin-1"])]
+    return (
+        []
+        if fine
+        else [Problem("data.encoding_name", f"encoding is {name!r} ({origin})", ALLOWED, ["--encoding=gbk", "--encoding=latin-1"])]
+    )
 
 
 def is_plain(name: str) -> bool:
@@ -170,12 +174,20 @@ def _problem(name: str, found: Sequence[NotUtf8]) -> Problem:
     files = [one.file for one in found[:SHOWN]]
     if not name:
         return Problem(
-            f"{what}, encoding not recognised", "UTF-8, or its encoding as --encoding=NAME", [f"file {shlex.quote(str(files[0]))}"]
+            "data.encoding",
+            f"{what}, encoding not recognised",
+            "UTF-8, or its encoding as --encoding=NAME",
+            [f"file {shlex.quote(str(files[0]))}"],
         )
     if name == UTF8:
-        return Problem(f"{what} as a whole, some bytes are damaged", "UTF-8", [_converted(UTF8, files, drop=True) + "   # drops them"])
+        return Problem(
+            "data.encoding_damaged",
+            f"{what} as a whole, some bytes are damaged",
+            "UTF-8",
+            [_converted(UTF8, files, drop=True) + "   # drops them"],
+        )
     what = f"{what}, looks like {name} ({_excerpt(found[0].text, name)!r})"
-    return Problem(what, "UTF-8, or its encoding as --encoding=NAME", [f"--encoding={name}", _converted(name, files)])
+    return Problem("data.encoding", what, "UTF-8, or its encoding as --encoding=NAME", [f"--encoding={name}", _converted(name, files)])
 
 
 def _excerpt(text: bytes, name: str) -> str:

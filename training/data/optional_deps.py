@@ -40,4 +40,4 @@ def missing(files: Iterable[Path], tokenizer: str) -> list[Problem]:
     fixes = ["make extras", f"python -m pip install -r {LOCK}   # an environment of your own"]
     if sys.prefix != str(Path(__file__).resolve().parents[2] / ".venv"):
         fixes.reverse()
-    return [Problem(f"an optional package is not installed: {'; '.join(lacking)}", f"the packages of {LOCK}", fixes)]
+    return [Problem("package.missing", f"an optional package is not installed: {'; '.join(lacking)}", f"the packages of {LOCK}", fixes)]

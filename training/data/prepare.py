@@ -181,7 +181,9 @@ def _write(
     try:
         count, text = _tokenize(source, text_field, words, train, val, progress)
         if not train.tokens + val.tokens:
-            raise UserError(Problem(f"data {source.name}: no text in {units.plural(len(source.files), 'file')}", "some text"))
+            raise UserError(
+                Problem("data.no_text", f"data {source.name}: no text in {units.plural(len(source.files), 'file')}", "some text")
+            )
         if not SENSIBLE_SHARE[0] <= val.tokens / (train.tokens + val.tokens) <= SENSIBLE_SHARE[1]:
             val = _cut_tail(train, val)
         train.close()

@@ -50,7 +50,7 @@ def documents(source: CorpusSource, text_field: str) -> Iterator[DocumentPart]:
         except encoding.NotUtf8 as found:
             raise UserError(encoding.problems([found, *_also_not_utf8(source.files[number + 1 :])])) from None
         except OSError as error:
-            raise UserError(Problem(f"{file} can not be read: {error.strerror or error}", "a readable file")) from None
+            raise UserError(Problem("data.unreadable", f"{file} can not be read: {error.strerror or error}", "a readable file")) from None
         before += size
 
 
@@ -58,7 +58,7 @@ def _pieces_of(file: Path, size: int, text_field: str, name: str) -> Iterator[Do
     """The pieces of one file; `done` counts its own bytes. `name`: the encoding, where it is not UTF-8."""
     form, suffix = _form(file), file.suffix.lower()
     if not size and suffix in (".gz", ".zst", ".parquet"):
-        raise UserError(Problem(f"{file}: damaged file: it is empty, a {suffix} file never is", "the whole file"))
+        raise UserError(Problem("data.damaged", f"{file}: damaged file: it is empty, a {suffix} file never is", "the whole file"))
     if form == ".txt":
         yield from _text(file, name)
         return
@@ -199,10 +199,12 @@ def _told(items: Iterator[Any], file: Path) -> Iterator[Any]:
     except (gzip.BadGzipFile, EOFError, zlib.error, _Damaged) as error:
         what = "Zstandard" if file.suffix.lower() == ".zst" else "gzip"
         where = f" after line {count}" if _form(file) == ".jsonl" else ""
-        raise UserError(Problem(f"{file}: damaged {what} file{where}: {error}", "the whole file, compressed once more")) from None
+        raise UserError(
+            Problem("data.damaged", f"{file}: damaged {what} file{where}: {error}", "the whole file, compressed once more")
+        ) from None
     except UnicodeDecodeError as error:
         what = f"{file}: neither UTF-8 nor {error.encoding} (--encoding)"
-        raise UserError(Problem(what, "text in that encoding or in UTF-8", [f"file {shlex.quote(str(file))}"])) from None
+        raise UserError(Problem("data.encoding", what, "text in that encoding or in UTF-8", [f"file {shlex.quote(str(file))}"])) from None
 
 
 # ── many documents in a file ─────────────────────────────────────────────────────────────────────────────────────────
@@ -213,7 +215,9 @@ def _json_lines(file: Path, text_field: str, name: str) -> Iterator[tuple[bytes,
     with _opened(file, name) as (lines, raw):
         for number, line in enumerate(_told(iter(lambda: lines.readline(MAX_LINE + 1), b""), file), 1):
             if len(line) > MAX_LINE:
-                raise UserError(Problem(f"{file}:{number}: a line of more than {MAX_LINE} bytes", "one JSON object a line"))
+                raise UserError(
+                    Problem("data.line_too_long", f"{file}:{number}: a line of more than {MAX_LINE} bytes", "one JSON object a line")
+                )
             position = position + len(line) if raw is lines else raw.tell()
             if not encoding.is_utf8(line):
                 raise encoding.NotUtf8(file, f"{file}:{number}", line)
@@ -225,10 +229,12 @@ def _record_text(where: str, line: bytes, text_field: str) -> bytes:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(Problem(f"{where}: not JSON: {error}", "one JSON object a line")) from None
+        raise UserError(Problem("data.not_json", f"{where}: not JSON: {error}", "one JSON object a line")) from None
     if not isinstance(record, dict) or not isinstance(record.get(text_field), str):
         keys = [k for k, v in record.items() if isinstance(v, str)] if isinstance(record, dict) else []
-        raise UserError(Problem(f"{where}: no text under {text_field!r}", "a JSON object with the text in it", _fields(keys)))
+        raise UserError(
+            Problem("data.no_text_field", f"{where}: no text under {text_field!r}", "a JSON object with the text in it", _fields(keys))
+        )
     return str(record[text_field]).encode("utf-8", "replace")
 
 
@@ -248,12 +254,14 @@ def _parquet(file: Path, size: int, text_field: str) -> Iterator[tuple[bytes, in
                 for text in batch.column(0).to_pylist():
                     row += 1
                     if text is None:
-                        raise UserError(Problem(f"{file}: row {row}: no text under {text_field!r}", "a text in every row"))
+                        raise UserError(
+                            Problem("data.no_text_field", f"{file}: row {row}: no text under {text_field!r}", "a text in every row")
+                        )
                     yield text.encode("utf-8", "replace"), size * row // rows
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         first = str(error).partition("\n")[0]
         what = f"{file}: damaged Parquet file" + (f" after row {row}" if row else "") + f": {first}"
-        raise UserError(Problem(what, "a whole Parquet file")) from None
+        raise UserError(Problem("data.damaged", what, "a whole Parquet file")) from None
 
 
 def _has_text(arrow: Any, file: Path, schema: Any, text_field: str) -> None:
@@ -272,4 +280,4 @@ def _has_text(arrow: Any, file: Path, schema: Any, text_field: str) -> None:
     what = f"column {text_field!r} holds {found[0].type}, not text" if len(found) == 1 else f"no column {text_field!r}"
     if len(found) > 1:
         what = f"{len(found)} columns {text_field!r}"
-    raise UserError(Problem(f"{file}: {what}; its columns: {columns}", "a column of texts", fixes))
+    raise UserError(Problem("data.no_text_field", f"{file}: {what}; its columns: {columns}", "a column of texts", fixes))

@@ -106,10 +106,14 @@ def _open(path: Path, kind: np.dtype[Any], tokens: int | None) -> npt.NDArray[An
         size = path.stat().st_size
     except OSError as error:
         what = f"the shard {path} can not be read: {error.strerror}"
-        raise UserError(Problem(what, "the shards as they were prepared; the next start makes them again", fixes), Exit.RESOURCES) from None
+        raise UserError(
+            Problem("data.shard_damaged", what, "the shards as they were prepared; the next start makes them again", fixes), Exit.RESOURCES
+        ) from None
     expected = size // kind.itemsize * kind.itemsize if tokens is None else tokens * kind.itemsize
     if size != expected:
         what = f"the shard {path} has {size} bytes, not {expected}: it was changed or cut after it was prepared"
-        raise UserError(Problem(what, "the shards as they were prepared; the next start makes them again", fixes), Exit.RESOURCES)
+        raise UserError(
+            Problem("data.shard_damaged", what, "the shards as they were prepared; the next start makes them again", fixes), Exit.RESOURCES
+        )
     # The plain array below the memmap: slicing that one costs a fraction.
     return np.asarray(np.memmap(path, dtype=kind, mode="r")) if size else np.zeros(0, kind)

@@ -33,7 +33,9 @@ def for_corpus(prepared: PreparedCorpus) -> Tokenizer:
     if name is None:
         fixes = [f"rm -r {shlex.quote(prepared.folder)}"]
         what = f"{prepared.folder}/index.json is missing or damaged"
-        raise UserError(Problem(what, "the folder as it was prepared; the next start makes it again", fixes), Exit.RESOURCES)
+        raise UserError(
+            Problem("tokenizer.unreadable", what, "the folder as it was prepared; the next start makes it again", fixes), Exit.RESOURCES
+        )
     return load(str(Path(prepared.folder, name)), prepared.tokenizer, prepared.vocab) if name else Bytes()
 
 
@@ -54,7 +56,9 @@ def load(tokenizer: str, name: str = "", padded_vocab: int = 0) -> Tokenizer:
     ids = _facts(path)[0]
     found = kind(path, name or f"{path.name}, {ids} tokens", padded_vocab or padded(ids))
     if found.vocab > found.padded_vocab:
-        raise UserError(Problem(f"tokenizer {path}: {found.vocab} ids where the file names {ids}", ALLOWED, list(FIXES)))
+        raise UserError(
+            Problem("tokenizer.changed", f"tokenizer {path}: {found.vocab} ids where the file names {ids}", ALLOWED, list(FIXES))
+        )
     return found
 
 
@@ -93,17 +97,24 @@ def check(tokenizer: str, origin: str = "") -> list[Problem]:
         return []
     path, said = expanded(tokenizer), f"tokenizer is {tokenizer!r}" + (f" ({origin})" if origin else "")
     if path.is_dir() and (path / JSON).is_file():
-        return [Problem(f"{said}: a folder", ALLOWED, [f"--tokenizer={shlex.quote(os.path.join(tokenizer, JSON))}"])]
+        return [Problem("tokenizer.is_folder", f"{said}: a folder", ALLOWED, [f"--tokenizer={shlex.quote(os.path.join(tokenizer, JSON))}"])]
     if not path.is_file():
-        return [Problem(f"{said}: no such file", ALLOWED, list(FIXES))]
+        return [Problem("tokenizer.missing", f"{said}: no such file", ALLOWED, list(FIXES))]
     if path.suffix.lower() not in (".json", ".tiktoken"):
-        return [Problem(f"{said}: not a .json or .tiktoken file", ALLOWED, list(FIXES))]
+        return [Problem("tokenizer.suffix", f"{said}: not a .json or .tiktoken file", ALLOWED, list(FIXES))]
     try:
         _facts(path)
     except OSError as error:
-        return [Problem(f"{said}: it can not be read: {error.strerror}", "a readable file", [f"chmod u+r {shlex.quote(str(path))}"])]
+        return [
+            Problem(
+                "tokenizer.unreadable",
+                f"{said}: it can not be read: {error.strerror}",
+                "a readable file",
+                [f"chmod u+r {shlex.quote(str(path))}"],
+            )
+        ]
     except ValueError as error:
-        return [Problem(f"{said}: {error}", ALLOWED, list(FIXES))]
+        return [Problem("tokenizer.invalid", f"{said}: {error}", ALLOWED, list(FIXES))]
     return []
 
 

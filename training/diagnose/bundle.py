@@ -35,7 +35,11 @@ def write(paths: Sequence[Path | None], record: DiagnosisRecord, wanted: str) ->
     run = next((r for path in paths if path and (r := run_files.run_of(path))), None)
     target = Path(wanted or f"duet-issue-{time.strftime('%Y%m%d_%H%M%S')}.tar.gz")
     if target.exists():
-        raise UserError(Problem(f"{target} is there already", "a new file", [f"--report-issue={target.with_name('new-' + target.name)}"]))
+        raise UserError(
+            Problem(
+                "output.exists", f"{target} is there already", "a new file", [f"--report-issue={target.with_name('new-' + target.name)}"]
+            )
+        )
     clean = _Cleaner()
     files = {
         "card.txt": clean(card.draw(record, "en")) + "\n",
@@ -55,7 +59,7 @@ def write(paths: Sequence[Path | None], record: DiagnosisRecord, wanted: str) ->
     try:
         write_bytes(target, packed.getvalue())
     except OSError as error:
-        raise UserError(Problem(f"{target} can not be written: {error.strerror}"), Exit.RESOURCES) from error
+        raise UserError(Problem("output.unwritable", f"{target} can not be written: {error.strerror}"), Exit.RESOURCES) from error
     return target
 
 

@@ -86,10 +86,12 @@ def _of_folder(path: Path) -> tuple[Sequence[Path | None], Sequence[Path]]:
     runs = [] if (path / "plan.json").exists() else sorted({p.parent for depth in ("*", "*/*") for p in path.glob(f"{depth}/plan.json")})
     if len(runs) > 1:
         newest = max(runs, key=lambda r: (r / "plan.json").stat().st_mtime)
-        raise UserError(Problem(f"{path} holds {len(runs)} runs", "one run", [f"./duet diagnose {shlex.quote(str(newest))}"]))
+        raise UserError(
+            Problem("log.several_runs", f"{path} holds {len(runs)} runs", "one run", [f"./duet diagnose {shlex.quote(str(newest))}"])
+        )
     logs, errors = logs_in(path)
     if not logs and not errors and not (path / "plan.json").exists():
-        raise UserError(Problem(f"there is no log in {path}", "text files, also in folders below it"))
+        raise UserError(Problem("log.none", f"there is no log in {path}", "text files, also in folders below it"))
     return logs, errors
 
 

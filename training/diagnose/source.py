@@ -200,7 +200,7 @@ def missing(paths: list[Path]) -> UserError | None:
     problems = []
     for path in paths:
         if not path.exists():
-            problems.append(Problem(f"{path} does not exist", "a log, a folder of logs, a run directory"))
+            problems.append(Problem("log.missing", f"{path} does not exist", "a log, a folder of logs, a run directory"))
         elif not os.access(path, os.R_OK):
-            problems.append(Problem(f"{path} can not be read: permission denied"))
+            problems.append(Problem("log.unreadable", f"{path} can not be read: permission denied"))
     return UserError(problems, Exit.CONFIG) if problems else None

@@ -80,7 +80,12 @@ def numbers(environ: Mapping[str, str], names: Iterable[str], reason: str) -> li
     if bad:
         raise UserError(
             [
-                Problem(f"{name} is {environ.get(name, '')!r} (environment), but {reason}", "a whole number from 0", [f"unset {name}", OFF])
+                Problem(
+                    "environment.rank_variable",
+                    f"{name} is {environ.get(name, '')!r} (environment), but {reason}",
+                    "a whole number from 0",
+                    [f"unset {name}", OFF],
+                )
                 for name in bad
             ]
         )
@@ -91,6 +96,7 @@ def inside(name: str, value: int, limit_name: str, limit: int) -> None:
     if value >= limit:
         raise UserError(
             Problem(
+                "environment.rank_range",
                 f"{name} is {value} (environment), but {limit_name} is {limit}",
                 f"{name} from 0 to {limit - 1}",
                 [f"unset {name} {limit_name}   # when another program left them", f"{OFF}   # not to follow them"],

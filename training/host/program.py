@@ -50,7 +50,7 @@ def require(names: tuple[str, ...], said_by_another: bool = False) -> None:
     fixes = [f"source {own}/bin/activate   # the project's own environment has them"] if ready else []
     text = f"{sys.executable} lacks {', '.join(lacks)}"
     raise UserError(
-        Problem(text, "an environment that has the packages", [*fixes, packages.install(lacks)]),
+        Problem("package.missing", text, "an environment that has the packages", [*fixes, packages.install(lacks)]),
         Exit.RESOURCES,
         said_by_another=said_by_another,
     )

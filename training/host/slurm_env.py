@@ -93,6 +93,7 @@ def first_node(environ: Mapping[str, str]) -> str:
     if not name:
         raise UserError(
             Problem(
+                "slurm.first_node",
                 f"the first node of {nodes!r} (SLURM_STEP_NODELIST) is not known: scontrol does not answer",
                 "the address of the first node",
                 ["--master_addr=ADDRESS"],

@@ -55,21 +55,26 @@ def find(environ: Mapping[str, str], asked: LauncherOptions, *, starts_ranks: bo
         if step.one_per_node and (starts_ranks or several_gpus):
             return slurm_env.node(environ, asked, step)
         return slurm_env.rank(environ, asked, f"a SLURM task for each of {step.tasks} ranks (SLURM_STEP_ID is set)")
-    return _own(environ, asked, "nothing above us has started ranks")
+    return _own(environ, asked, "")
 
 
 def _own(environ: Mapping[str, str], asked: LauncherOptions, reason: str) -> Topology:
-    """Ranks are started by us: here alone, or on this node of several that the flags name."""
+    """Ranks are started by us: here alone, or on this node of several that the flags name. `reason`: "" where nobody has asked for it."""
     left = leftovers(environ)
     if asked.nnodes == 1:
-        return Topology(LOCAL, "nobody", reason, leftovers=left)
+        return Topology(LOCAL, "nobody", reason or "nothing above us has started ranks", leftovers=left)
     problems = []
     if not asked.master_addr:
         fix = "--master_addr=ADDRESS   # of the first machine, as the others reach it"
-        problems.append(Problem(f"nnodes is {asked.nnodes}, but master_addr is not given", "the address or name of node 0", [fix]))
+        problems.append(
+            Problem(
+                "nodes.no_master_addr", f"nnodes is {asked.nnodes}, but master_addr is not given", "the address or name of node 0", [fix]
+            )
+        )
     if asked.node_rank >= asked.nnodes:
         problems.append(
             Problem(
+                "nodes.node_rank",
                 f"node_rank is {asked.node_rank}, but nnodes is {asked.nnodes}",
                 f"0 to {asked.nnodes - 1}, another one on each machine",
                 [f"--node_rank={asked.nnodes - 1}"],
@@ -77,7 +82,7 @@ def _own(environ: Mapping[str, str], asked: LauncherOptions, reason: str) -> Top
         )
     if problems:
         raise UserError(problems)
-    why = f"{asked.nnodes} machines (--nnodes)" if reason.startswith("nothing") else f"{asked.nnodes} machines, {reason}"
+    why = f"{asked.nnodes} machines, {reason}" if reason else f"{asked.nnodes} machines (--nnodes)"
     return Topology(
         NODE,
         "flags",
@@ -100,6 +105,7 @@ def _rank(environ: Mapping[str, str], source: str, reason: str) -> Topology:
         lacking = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name)] or ["MASTER_PORT"]
         raise UserError(
             Problem(
+                "environment.rank_missing",
                 f"{reason}, but {' and '.join(lacking)} {'are' if len(lacking) > 1 else 'is'} missing or no number",
                 "the address and port of rank 0, the same on every rank",
                 [f"export MASTER_PORT={DEFAULT_PORT}", f"{OFF}   # to start ranks here instead"],

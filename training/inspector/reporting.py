@@ -56,7 +56,7 @@ class FindingsOutput:
         self.line(f"WARNING: {found.text}")
 
     def record(self, found: Finding) -> None:
-        self._event("warning", text=found.text, rank=found.rank, step=found.step, kind=found.kind, by="inspector")
+        self._event("warning", code="warning.inspector", text=found.text, rank=found.rank, step=found.step, kind=found.kind, by="inspector")
 
     def keep(self, error: InspectionError) -> None:
         """For the launcher's failure card, when this process ends without raising."""

@@ -87,11 +87,13 @@ def listen(address: str, wanted: int, backlog: int) -> socket.socket:
             store.close()
             if error.errno != errno.EADDRINUSE:
                 text = f"{address or 'this machine'} can not be listened at, port {port} (--master_port): {error.strerror}"
-                raise UserError(Problem(text, "", ["--master_port=12355   # above 1023 no rights are needed"]), Exit.RESOURCES) from error
+                raise UserError(
+                    Problem("port.unusable", text, "", ["--master_port=12355   # above 1023 no rights are needed"]), Exit.RESOURCES
+                ) from error
         else:
             return store
     text = f"port {wanted} (--master_port) and the next {ports.TRIES - 1} are taken; {wanted} by {ports.owner(wanted)}"
-    raise UserError(Problem(text, "", ["leave --master_port out: a free port is chosen"]), Exit.RESOURCES)
+    raise UserError(Problem("port.taken", text, "", ["leave --master_port out: a free port is chosen"]), Exit.RESOURCES)
 
 
 def free_port(address: str) -> int:

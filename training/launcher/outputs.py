@@ -50,7 +50,9 @@ class Outputs:
             if text := output.thread(ended):
                 text = f"[{output.path.stem}] {one_line(text)[:300]}; the rank goes on without this thread: {output.path}"
                 log.warning(text)
-                self._run.event("warning", text=text, rank=int(output.path.stem.removeprefix("rank")), by="supervisor")
+                self._run.event(
+                    "warning", code="warning.thread_exception", text=text, rank=int(output.path.stem.removeprefix("rank")), by="supervisor"
+                )
 
     def drain_rest(self) -> None:
         """What children that have ended printed last; a grandchild that kept the pipe open cannot block this."""

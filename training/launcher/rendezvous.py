@@ -78,7 +78,7 @@ class Coordinator(PeerLink):
             if waiting.seconds > seconds:
                 text = f"{names} did not come to {at} within {seconds:g} s (--rendezvous_timeout)"
                 fixes = [f"on that machine: the same command with --node_rank={missing[0]} --master_addr={self.place.master_addr}"]
-                raise UserError(Problem(text, "", [*fixes, FIREWALL]), Exit.RESOURCES)
+                raise UserError(Problem("nodes.missing", text, "", [*fixes, FIREWALL]), Exit.RESOURCES)
             waiting.say(f"{names} at {at}")
             self.store.settimeout(RETRY_S)
             with contextlib.suppress(TimeoutError):
@@ -139,7 +139,7 @@ class Coordinator(PeerLink):
             for node in [n for n, wire in self.wires.items() if wire in readable]:
                 if why := self._hear(node):
                     self.tell({"left": why})
-                    raise UserError(Problem(f"before the start: {why}"), Exit.RESOURCES)
+                    raise UserError(Problem("nodes.lost_before_start", f"before the start: {why}"), Exit.RESOURCES)
         if self.store.fileno() < 0:  # the ranks of the attempt before had it
             self._listen()
         local = self.plan["local_ranks"]
@@ -176,7 +176,7 @@ class Peer(PeerLink):
         answer = self._await(("go", "left"), f"{self.name(0)} to start the ranks")
         if "go" not in answer:
             why = answer["left"] if "left" in answer else answer["gone"].text
-            raise UserError(Problem(f"before the start: {why}"), Exit.RESOURCES)
+            raise UserError(Problem("nodes.lost_before_start", f"before the start: {why}"), Exit.RESOURCES)
         self._fresh()
         return LocalRanks(range(first, first + local), self.plan["ranks"], self.place.master_addr, int(answer["go"]))
 
@@ -217,7 +217,7 @@ def ask(plan: Plan, seconds: float) -> tuple[str, str]:
 def _refused(answer: Message, place: Topology) -> UserError:
     told = answer.get("refused")
     reasons = [str(text) for text in told] if isinstance(told, list) else ["no reason given"]
-    return UserError([Problem(f"node 0 ({place.master_addr}) refuses node {place.node_rank}: {text}") for text in reasons])
+    return UserError([Problem("nodes.refused", f"node 0 ({place.master_addr}) refuses node {place.node_rank}: {text}") for text in reasons])
 
 
 def _until_answered(place: Topology, hello: Message, seconds: float) -> tuple[Message, JsonSocket]:
@@ -233,7 +233,10 @@ def _until_answered(place: Topology, hello: Message, seconds: float) -> tuple[Me
                 return attempt
         if waiting.seconds > seconds:
             fixes = ["start node 0, or give its address: --master_addr=ADDRESS", FIREWALL]
-            raise UserError(Problem(f"{at} did not answer within {seconds:g} s (--rendezvous_timeout): {why}", "", fixes), Exit.RESOURCES)
+            raise UserError(
+                Problem("nodes.no_answer", f"{at} did not answer within {seconds:g} s (--rendezvous_timeout): {why}", "", fixes),
+                Exit.RESOURCES,
+            )
         waiting.say(at, why)
         time.sleep(RETRY_S)
 

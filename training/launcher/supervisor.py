@@ -169,7 +169,7 @@ def _folder_lost(run: rundir.RunDir, plan: Plan, outcome: Outcome) -> bool:
         return False
     what = f"the run directory {run.own} has disappeared: it was removed, or its disk was unmounted, while the run trained"
     fixes = [cli_args.command(plan["command"]["script"], plan["command"]["args"]) + "   # from the beginning: its checkpoints are gone"]
-    console.report(UserError(Problem(what, "", fixes), Exit.TRAINING), closing="training failed, nothing was saved")
+    console.report(UserError(Problem("run.folder_lost", what, "", fixes), Exit.TRAINING), closing="training failed, nothing was saved")
     return True
 
 

@@ -10,6 +10,8 @@ from training.core.jsonl import whole
 if TYPE_CHECKING:
     from training.core.contracts.state import AlertState, RunState
 
+from training.core import phases
+
 # A GPU that waits in a collective spins: full use, and little more power than when idle.
 SPINNING_PERCENT, SPINNING_POWER, SPINNING_W = 95, 0.35, 100.0  # share of the power limit; watts where that is not known
 NO_STEP_S, NO_STEP_TIMES = 30.0, 10  # or so many usual steps, if that is longer
@@ -18,22 +20,22 @@ SLOW_RANK = 1.5  # times as long as the other ranks need for what they do alone
 MEASURED_STEPS = 50  # of this start, before anybody is called slow
 SHOWN_PLACES, SHOWN_RANKS = 4, 8
 FULL = {"ram": 0.95, "shm": 0.9, "disk": 0.97}
+CODES_OF_FULL = tuple(f"alert.{name}_full" for name in FULL)
 NAMES = {"ram": "memory", "shm": "/dev/shm", "disk": "disk"}
 CLOCK_S = 5.0
 GIB = 1 << 30
-_LONG_PHASES = ("evaluation", "checkpoint", "gather state", "sample", "compil", "preparing", "creating data")
 
 
 def active_alerts(state: RunState) -> list[AlertState]:
-    """[{"text", "rank", "gpu"}]: only of a run that is alive."""
+    """[{"code", "text", "rank", "gpu"}]: only of a run that is alive."""
     if state["run"]["state"] not in ("starting", "running"):
         return []
     silent = no_step_s(state)
     return [*(_standstill(state, silent) if silent else _slow_ranks(state)), *_gpus(state, silent), *_system(state), *_numbers(state)]
 
 
-def _alert(text: str, rank: int | None = None, gpu: int | None = None) -> AlertState:
-    return {"text": text, "rank": rank, "gpu": gpu}
+def _alert(code: str, text: str, rank: int | None = None, gpu: int | None = None) -> AlertState:
+    return {"code": f"alert.{code}", "text": text, "rank": rank, "gpu": gpu}
 
 
 def _standstill(state: RunState, silent: float) -> list[AlertState]:
@@ -44,7 +46,7 @@ def _standstill(state: RunState, silent: float) -> list[AlertState]:
     words = [
         f"rank{'s' if len(ranks) > 1 else ''} {_numbers_of(ranks)} in '{place}'" for place, ranks in list(places.items())[:SHOWN_PLACES]
     ]
-    return [_alert(f"no step for {silent:.0f} s" + (f": {'; '.join(words)}" if words else ""))]
+    return [_alert("no_step", f"no step for {silent:.0f} s" + (f": {'; '.join(words)}" if words else ""))]
 
 
 def _numbers_of(ranks: list[int]) -> str:
@@ -59,7 +61,11 @@ def _slow_ranks(state: RunState) -> list[AlertState]:
         usual = statistics.median(others) if others else 0.0
         if usual > 0 and value > SLOW_RANK * usual and value - usual > 1.0:
             found.append(
-                _alert(f"rank {rank} needs {value:.0f} ms for its data and forward pass, the others {usual:.0f} ms: all wait for it", rank)
+                _alert(
+                    "slow_rank",
+                    f"rank {rank} needs {value:.0f} ms for its data and forward pass, the others {usual:.0f} ms: all wait for it",
+                    rank,
+                )
             )
     return found
 
@@ -69,7 +75,7 @@ def no_step_s(state: RunState) -> float | None:
     last, usual = state["training"]["last_step_unix_s"], state["training"]["step_ms_p95"]
     if state["run"]["state"] != "running" or last is None:
         return None
-    if any(word in (r["phase"] or "") for r in state["ranks"] for word in _LONG_PHASES):
+    if any(phases.takes_long(r["phase"] or "") for r in state["ranks"]):
         return None
     silent = state["time_unix_s"] - last
     told_every_s = state["training"].get("told_every_s") or 0.0  # a log tells of a step only now and then
@@ -85,17 +91,23 @@ def _gpus(state: RunState, silent: float | None) -> list[AlertState]:
         n, use, power, limit = g["index"], g["use_percent"], g["power_w"], g["power_limit_w"]
         if silent and ours and use is not None and power is not None and use >= SPINNING_PERCENT:
             if power < (SPINNING_POWER * limit if limit else SPINNING_W):
-                found.append(_alert(f"GPU {n}: {use} % use at {power:.0f} W and no step for {silent:.0f} s: stuck in a collective", gpu=n))
+                found.append(
+                    _alert(
+                        "gpu_spins", f"GPU {n}: {use} % use at {power:.0f} W and no step for {silent:.0f} s: stuck in a collective", gpu=n
+                    )
+                )
         elif silent and ours and use is not None and use < 5:
-            found.append(_alert(f"GPU {n}: {use} % use and no step for {silent:.0f} s: its rank does not come to the GPU", gpu=n))
+            found.append(
+                _alert("gpu_idle", f"GPU {n}: {use} % use and no step for {silent:.0f} s: its rank does not come to the GPU", gpu=n)
+            )
         if g["throttle_reasons"]:
             heat = f", {g['temperature_c']} °C" if g["temperature_c"] is not None else ""
-            found.append(_alert(f"GPU {n}: {', '.join(g['throttle_reasons'])}{heat}", gpu=n))
+            found.append(_alert("gpu_throttled", f"GPU {n}: {', '.join(g['throttle_reasons'])}{heat}", gpu=n))
         for p in g["processes"]:
             if not p["this_run"]:
                 size = f" with {p['used_bytes'] / GIB:.1f} GiB" if p["used_bytes"] is not None else ""
                 owner = f" of {p['user']}" if p["user"] != "-" else ""
-                found.append(_alert(f"GPU {n}: a process{owner} that is not of this run, pid {p['pid']}{size}", gpu=n))
+                found.append(_alert("foreign_process", f"GPU {n}: a process{owner} that is not of this run, pid {p['pid']}{size}", gpu=n))
     return found
 
 
@@ -104,15 +116,17 @@ def _system(state: RunState) -> list[AlertState]:
     for name, limit in FULL.items():
         used, total = whole(system.get(f"{name}_used_bytes")), whole(system.get(f"{name}_total_bytes"))
         if used is not None and total and used > limit * total:
-            found.append(_alert(f"{NAMES[name]} is nearly full: {used / GIB:.1f} of {total / GIB:.1f} GiB"))
+            found.append(_alert(f"{name}_full", f"{NAMES[name]} is nearly full: {used / GIB:.1f} of {total / GIB:.1f} GiB"))
     return found
 
 
 def _numbers(state: RunState) -> list[AlertState]:
     found, training = [], state["training"]
     if training["loss_is_finite"] is False:
-        found.append(_alert(f"the loss is {training['loss']}"))
+        found.append(_alert("loss_not_finite", f"the loss is {training['loss']}"))
     last = training["last_step_unix_s"]
     if last is not None and last - state["time_unix_s"] > CLOCK_S:
-        found.append(_alert(f"the last step is {last - state['time_unix_s']:.0f} s in the future: this machine's clock was set back"))
+        found.append(
+            _alert("clock", f"the last step is {last - state['time_unix_s']:.0f} s in the future: this machine's clock was set back")
+        )
     return found

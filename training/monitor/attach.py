@@ -17,14 +17,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import find_run, heartbeat, log, run_reader, rundir
+from training.core import args, find_run, heartbeat, log, run_reader, rundir
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import EXPERIMENTS, LATEST, RunSelector
 from training.core.heartbeat import HeartbeatRecord
 from training.core.project import ROOT
 from training.host import program
 from training.watchdog import discovery, heartbeat_watchdog, stall_detector
-from training.watchdog.hang_report import HangFinding
+from training.watchdog.hang_report import BLIND, LOOPS, PAUSED, QUIET, HangFinding, NoFinding
 from training.watchdog.probes import procfs
 from training.watchdog.probes.sampling import RankTrace, Sample, courses, take
 from training.watchdog.probes.stacks import Stack, in_collective, own
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 LOOK_S, LOOKS = 1.0, 4
 CONFIRM_S = 4.0  # what looks like a standstill is looked at for so long again: a second without a move happens to anybody
 STATES = {"R": "running", "S": "sleeping", "D": "blocked in I/O", "T": "stopped", "t": "held by a debugger"}
-FLAGS = ("pid", "run")
+EXAMPLE = f"{discovery.COMMAND} --run=experiments/RUN"
+FLAGS = {"pid": args.process_id(), "run": args.Flag(str, "a run directory", fixes=(EXAMPLE,)), "json": args.SWITCH, "help": args.SWITCH}
 ASKER = RunSelector("--run", f"{discovery.COMMAND} --run=", f"{discovery.COMMAND} --run={LATEST}")
-TAKES_VALUE = {"pid": True, "run": True, "json": False, "help": False}
 
 
 def main(argv: list[str]) -> int:
@@ -77,33 +77,19 @@ def main(argv: list[str]) -> int:
 
 def _parse(argv: list[str]) -> tuple[int | None, Path | None, bool]:
     """Raises UserError with all problems."""
-    given: dict[str, str] = {}
-    problems, rest = [], list(argv)
-    example = f"{discovery.COMMAND} --run=experiments/RUN"
-    while rest:
-        word = rest.pop(0)
-        name, equals, value = word.removeprefix("--").partition("=")
-        if word == "--json":
-            given["json"] = ""
-        elif word.startswith("--") and name in FLAGS:
-            value = value if equals or not rest else rest.pop(0)
-            given[name] = value
-            if not value or (name == "pid" and not value.isdecimal()):
-                problems.append(Problem(f"--{name}={value}", "a number" if name == "pid" else "a run directory", [example]))
-        elif word.startswith("-"):
-            from training.config.flags import unknown_flag  # only when something is wrong
-
-            problems.append(unknown_flag(discovery.COMMAND, word.partition("=")[0], equals + value, TAKES_VALUE))
-        else:
-            fix = f"{discovery.COMMAND} --{'pid' if word.isdecimal() else 'run'}={shlex.quote(word)}"
-            problems.append(Problem(f"{word!r} is not known here", "--pid=PID or --run=DIR, and --json", [fix]))
+    line = args.parse(argv, FLAGS, discovery.COMMAND, positional=False)
+    given, problems = line.values, line.problems
+    for word in line.words:
+        fix = f"{discovery.COMMAND} --{'pid' if word.isdecimal() else 'run'}={shlex.quote(word)}"
+        problems.append(Problem("flag.positional", f"{word!r} is not known here", "--pid=PID or --run=DIR, and --json", [fix]))
     if not problems and ("pid" in given) == ("run" in given):
         text = "both --pid and --run are given" if "pid" in given else "which training? Neither --pid nor --run is given"
-        problems.append(Problem(text, "one of them", [example, f"{discovery.COMMAND} --pid=PID   # any process of it: pgrep -af python"]))
+        fixes = [EXAMPLE, f"{discovery.COMMAND} --pid=PID   # any process of it: pgrep -af python"]
+        problems.append(Problem("attach.target", text, "one of them", fixes))
     if problems:
         raise UserError(problems)
     run = _run(given["run"]) if "run" in given else None
-    return int(given["pid"]) if "pid" in given else None, run, "json" in given
+    return given.get("pid"), run, "json" in given
 
 
 def _run(wanted: str) -> Path:
@@ -124,7 +110,7 @@ def _looks(pids: dict[int, int], seconds: float) -> list[Sample]:
     return samples
 
 
-def _verdict(samples: list[Sample]) -> HangFinding | str:
+def _verdict(samples: list[Sample]) -> HangFinding | NoFinding:
     # No burst: a few seconds do not tell an endless loop from work.
     return stall_detector.detect_stall(samples, {})
 
@@ -137,22 +123,23 @@ def _by_heartbeat(run: rundir.RunDir, pids: dict[int, int]) -> HangFinding | Non
     return heartbeat_watchdog.look_once(run, plan, pids, CONFIRM_S)
 
 
-def _say(verdict: HangFinding | str) -> tuple[Exit, str]:
+def _say(verdict: HangFinding | NoFinding) -> tuple[Exit, str]:
     if isinstance(verdict, HangFinding):
         where = f"\n    where   {verdict.where}" if verdict.where else ""
         others = f"\n    others  {verdict.others()}" if verdict.waiting else ""
         return Exit.HANG, f"{verdict.sentence()}{where}{others}"
-    if verdict.startswith(stall_detector.PAUSED):
-        return Exit.HANG, verdict[0].upper() + verdict[1:]
-    if verdict.startswith(stall_detector.BLIND):
+    text = str(verdict)
+    if verdict.code == PAUSED:
+        return Exit.HANG, text[0].upper() + text[1:]
+    if verdict.code == BLIND:
         return Exit.RESOURCES, f"undetermined: {verdict}"
-    if verdict.startswith((stall_detector.QUIET, stall_detector.LOOPS)):
+    if verdict.code in (QUIET, LOOPS):
         return Exit.DONE, f"undetermined: {verdict}"
     return Exit.DONE, f"no standstill: {verdict}"
 
 
-def _record(verdict: HangFinding | str) -> dict[str, object] | None:
-    if isinstance(verdict, str):
+def _record(verdict: HangFinding | NoFinding) -> dict[str, object] | None:
+    if isinstance(verdict, NoFinding):
         return None
     waiting = {str(rank): place for rank, place in verdict.waiting.items()}
     return {

@@ -124,7 +124,7 @@ def _readable(log: Path) -> None:
     except ValueError:  # \0
         why = "no name of a file"
     if why:
-        raise UserError(Problem(f"{said}: {why}", "a log that can be read", fixes))
+        raise UserError(Problem("log.unreadable", f"{said}: {why}", "a log that can be read", fixes))
 
 
 def _writers(log: Path) -> list[int]:

@@ -6,10 +6,10 @@ import contextlib
 import os
 import re
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from training.core import find_run, project
+from training.core import args, find_run, project
 from training.core.errors import Problem, UserError
 from training.core.find_run import FIRST_RUN, RunSelector
 from training.core.rundir import RunDir
@@ -17,9 +17,18 @@ from training.core.rundir import RunDir
 LOGS = "logs"
 COMMAND = "./monitor_training.sh"
 ASKER = RunSelector("--run", f"{COMMAND} --run=", COMMAND)
-TAKES_VALUE = {"log": True, "run": True, "all": False, "interval": True, "once": False, "json": False, "follow-exit": False}
-TAKES_VALUE |= {"prometheus": True, "ascii": False, "help": False}
-INTERVAL_S = (0.2, 3600.0)
+FLAGS = {
+    "log": args.TEXT,
+    "run": args.TEXT,
+    "all": args.SWITCH,
+    "interval": args.seconds(0.2, 3600.0, 3),
+    "once": args.SWITCH,
+    "json": args.SWITCH,
+    "follow-exit": args.SWITCH,
+    "prometheus": args.whole(1, 65535, 9464, "a port from 1 to 65535"),
+    "ascii": args.SWITCH,
+    "help": args.SWITCH,
+}
 SEARCHED_BYTES = 1 << 20
 _RUN_LINE = re.compile(rb"\[INFO\] \d{4}-\d\d-\d\d \d\d:\d\d:\d\d run directory: (.+)")
 
@@ -38,39 +47,17 @@ class MonitorOptions:
     prometheus: int | None = None  # a port
     ascii: bool = False
     help: bool = False
-    problems: list[Problem] = field(default_factory=list)
 
 
 def parse(argv: list[str]) -> MonitorOptions:
     """Raises UserError with all problems at once."""
-    options, rest = MonitorOptions(), list(argv)
-    while rest:
-        word = rest.pop(0)
-        if word == "-h":
-            word = "--help"
-        if not word.startswith("-"):
-            options.problems.append(_without_flag(word))
-            continue
-        typed, equals, value = word.lstrip("-").partition("=")
-        name = typed.replace("_", "-")
-        if name not in TAKES_VALUE or not word.startswith("--"):
-            if not equals and rest and not rest[0].startswith("-"):
-                equals, value = "=", rest.pop(0)
-            from training.config.flags import unknown_flag  # only when something is wrong: the first screen comes sooner
-
-            options.problems.append(unknown_flag(COMMAND, word.partition("=")[0], equals + value, TAKES_VALUE))
-            continue
-        if TAKES_VALUE[name] and not equals and rest and not rest[0].startswith("--"):
-            value = rest.pop(0)
-        if TAKES_VALUE[name] == bool(value):
-            _set(options, name, value)
-        elif value:
-            options.problems.append(Problem(f"--{typed} has the value {value!r}", "no value", [f"{COMMAND} --{typed}"]))
-        else:
-            options.problems.append(Problem(f"--{typed} has no value", f"--{typed}=VALUE"))
-    options.problems += _contradictions(options)
-    if options.problems:
-        raise UserError(options.problems)
+    line = args.parse(argv, FLAGS, COMMAND, positional=False)
+    values = {name: value for name, value in line.values.items() if value is not None}
+    interval_s = values.pop("interval", MonitorOptions.interval_s)
+    options = MonitorOptions(**values, interval_s=interval_s)
+    problems = [*line.problems, *map(_without_flag, line.words), *_contradictions(options)]
+    if problems and not options.help:
+        raise UserError(problems)
     return options
 
 
@@ -78,19 +65,30 @@ def _contradictions(options: MonitorOptions) -> list[Problem]:
     problems = []
     named = [(n, v) for n, v in (("run", options.run), ("log", options.log)) if v is not None]
     if len(named) == 2:
-        problems.append(Problem("--log and --run are both given", "one of them", [f"{COMMAND} --{n}={shlex.quote(v)}" for n, v in named]))
+        problems.append(
+            Problem(
+                "flag.contradiction",
+                "--log and --run are both given",
+                "one of them",
+                [f"{COMMAND} --{n}={shlex.quote(v)}" for n, v in named],
+            )
+        )
     if options.all and named:
         fixes = [f"{COMMAND} --all", *(f"{COMMAND} --{n}={shlex.quote(v)}" for n, v in named)]
-        problems.append(Problem(f"--all shows every run, --{named[0][0]} a single one", "one of them", fixes))
+        problems.append(Problem("flag.contradiction", f"--all shows every run, --{named[0][0]} a single one", "one of them", fixes))
     if options.follow_exit and (options.once or options.json or options.all):
         other = "once" if options.once else "json" if options.json else "all"
         why = "which run's end counts is not known" if options.all else "it looks only once"
         fixes = [f"{COMMAND} --follow-exit", f"{COMMAND} --{other}"]
-        problems.append(Problem(f"--follow-exit waits for the end of one run; with --{other} {why}", "one of them", fixes))
+        problems.append(
+            Problem("flag.contradiction", f"--follow-exit waits for the end of one run; with --{other} {why}", "one of them", fixes)
+        )
     if options.prometheus and (options.once or options.json):
         other = "once" if options.once else "json"
         fixes = [f"{COMMAND} --prometheus={options.prometheus}", f"{COMMAND} --{other}"]
-        problems.append(Problem(f"--prometheus answers as long as it runs, --{other} looks only once", "one of them", fixes))
+        problems.append(
+            Problem("flag.contradiction", f"--prometheus answers as long as it runs, --{other} looks only once", "one of them", fixes)
+        )
     return problems
 
 
@@ -99,38 +97,13 @@ def _without_flag(word: str) -> Problem:
     experiments = project.ROOT / find_run.EXPERIMENTS
     what, allowed = f"{word!r} is without a flag", "--run=RUN or --log=FILE"
     if os.path.isfile(word):  # noqa: PTH113 – Path.is_file raises for a name that no file system takes
-        return Problem(what, allowed, [f"{COMMAND} --log={shlex.quote(word)}"])
+        return Problem("flag.positional", what, allowed, [f"{COMMAND} --log={shlex.quote(word)}"])
     try:
         find_run.find(word, experiments, ASKER)
     except UserError as error:  # no run of that name: what it may have been
         wrong = error.problems[0]
-        return Problem(f"{what}, and neither a log nor a run", f"{allowed}: {wrong.allowed}", wrong.fixes)
-    return Problem(what, allowed, [f"{COMMAND} --run={shlex.quote(word)}"])
-
-
-def _set(options: MonitorOptions, name: str, value: str) -> None:
-    if name == "interval":
-        _set_interval(options, value)
-    elif name == "prometheus":
-        if value.isascii() and value.isdecimal() and 1 <= int(value) <= 65535:
-            options.prometheus = int(value)
-        else:
-            options.problems.append(Problem(f"--prometheus is {value!r}", "a port from 1 to 65535", [f"{COMMAND} --prometheus=9464"]))
-    else:
-        setattr(options, name.replace("-", "_"), value if TAKES_VALUE[name] else True)
-
-
-def _set_interval(options: MonitorOptions, value: str) -> None:
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = float("nan")
-    if INTERVAL_S[0] <= seconds <= INTERVAL_S[1]:
-        options.interval_s = seconds
-    else:
-        nearest = INTERVAL_S[0] if seconds < INTERVAL_S[0] else INTERVAL_S[1] if seconds > INTERVAL_S[1] else 3
-        allowed = f"seconds from {INTERVAL_S[0]:g} to {INTERVAL_S[1]:g}"
-        options.problems.append(Problem(f"--interval is {value!r}", allowed, [f"{COMMAND} --interval={nearest:g}"]))
+        return Problem("flag.positional", f"{what}, and neither a log nor a run", f"{allowed}: {wrong.allowed}", wrong.fixes)
+    return Problem("flag.positional", what, allowed, [f"{COMMAND} --run={shlex.quote(word)}"])
 
 
 def find(options: MonitorOptions, root: Path) -> tuple[RunDir | None, Path | None]:
@@ -151,16 +124,18 @@ def _by_log(log: Path, experiments: Path) -> RunDir | None:
     said = f"--log is {str(log)!r}"
     if not os.path.exists(log):
         near = _newest_log(log.parent)
-        raise UserError(Problem(f"{said}: no such file", allowed, [*(f"{COMMAND} --log={shlex.quote(str(n))}" for n in near), latest]))
+        raise UserError(
+            Problem("log.missing", f"{said}: no such file", allowed, [*(f"{COMMAND} --log={shlex.quote(str(n))}" for n in near), latest])
+        )
     if not log.is_file():
         fixes = [f"{COMMAND} --run={shlex.quote(str(log))}"] if find_run.is_run(RunDir(log)) else []
-        raise UserError(Problem(f"{said}: not a file", allowed, [*fixes, latest]))
+        raise UserError(Problem("log.not_a_file", f"{said}: not a file", allowed, [*fixes, latest]))
     if find_run.is_run(RunDir(log.parent)):  # a file of a run
         return RunDir(log.parent)
     try:
         found = run_line(_ends(log))
     except OSError as error:
-        raise UserError(Problem(f"{said}: {error.strerror}", allowed, [f"chmod u+r {shlex.quote(str(log))}"])) from None
+        raise UserError(Problem("log.unreadable", f"{said}: {error.strerror}", allowed, [f"chmod u+r {shlex.quote(str(log))}"])) from None
     if found is None:
         return None
     moved = RunDir(experiments / RunDir(found).name)

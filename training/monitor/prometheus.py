@@ -212,7 +212,7 @@ def _library() -> tuple[ModuleType, ModuleType]:
         from prometheus_client.openmetrics import exposition
     except ImportError as error:
         what = f"--prometheus needs the package {PACKAGE}, which this Python does not have ({error})"
-        raise UserError(Problem(what, "the optional packages", [INSTALL]), Exit.RESOURCES) from None
+        raise UserError(Problem("package.missing", what, "the optional packages", [INSTALL]), Exit.RESOURCES) from None
     return prometheus_client, exposition
 
 
@@ -220,8 +220,8 @@ def _no_port(port: int, error: OSError) -> Problem:
     free = ports.next_free(max(port, 1024))
     fixes = [f"{COMMAND} --prometheus={free}"] if free else [f"{COMMAND} --prometheus=PORT   (another one)"]
     if error.errno == errno.EADDRINUSE:
-        return Problem(f"--prometheus={port}: the port is taken by {ports.owner(port)}", "a free port", fixes)
-    return Problem(f"--prometheus={port}: {error.strerror}", "a free port from 1024 to 65535", fixes)
+        return Problem("port.taken", f"--prometheus={port}: the port is taken by {ports.owner(port)}", "a free port", fixes)
+    return Problem("port.unusable", f"--prometheus={port}: {error.strerror}", "a free port from 1024 to 65535", fixes)
 
 
 def serve(read: Callable[[], Sequence[AnyState]], port: int, interval_s: float = 3.0, stop: threading.Event | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,12 +42,10 @@ class ParsedArgs:
     answer: str = ""  # to whom asks to resume what is finished
     problems: list[Problem] = field(default_factory=list)
 
-    def bad(self, names: Iterable[str]) -> bool:
+    def bad(self, names: Collection[str]) -> bool:
         """Is the value of one of these fields not known, because of a problem that is told already?"""
-        unread = bool(self.file.problems and not self.file.values.keys() - {"task"}) or any(
-            f": {n}: " in p.what for n in names for p in self.file.problems
-        )
-        return unread or any(p.what.startswith(f"{n} ") for n in names for p in self.resolved.problems)
+        unread = bool(self.file.problems and not self.file.values.keys() - {"task"}) or any(p.field in names for p in self.file.problems)
+        return unread or any(p.field in names for p in self.resolved.problems)
 
     def overruled(self) -> list[str]:
         """A note on what the config file says and the resumed run does not follow."""
@@ -143,10 +141,12 @@ def number_of_ranks(line: flags.CommandLine, positional: list[str], problems: li
         return named or number
     if positional and not is_config(word):
         positional.pop(0)
-        problems.append(Problem(f"the number of processes is {word!r} (first argument)", allowed, [NUMBERS.get(word.lower(), "N=2")]))
+        problems.append(
+            Problem("ranks.value", f"the number of processes is {word!r} (first argument)", allowed, [NUMBERS.get(word.lower(), "N=2")])
+        )
     else:
         what = f"the number of processes is missing: the first argument is {word!r}" if positional else "the number of processes is missing"
-        problems.append(Problem(what, allowed, ["N=2" if positional or line.flags else f"N=2 --config={QUICKSTART}"]))
+        problems.append(Problem("ranks.value", what, allowed, ["N=2" if positional or line.flags else f"N=2 --config={QUICKSTART}"]))
     return 0
 
 
@@ -159,7 +159,9 @@ def _config_file(
         resumes = "resume" in line.flags or environ.get(f"{resolve.PREFIX}RESUME")
         if script == "train_dual_gpu.sh" and not resumes:
             names = sorted(p.stem for p in (ROOT / "configs/dual_gpu").glob("[a-z]*.py"))
-            problems.append(Problem("no config given", f"a config file; ready ones: {', '.join(names)}", [f"--config={QUICKSTART}"]))
+            problems.append(
+                Problem("config.not_given", "no config given", f"a config file; ready ones: {', '.join(names)}", [f"--config={QUICKSTART}"])
+            )
         return None
     if "config" not in line.flags:  # `--data *.txt CONFIG`: the shell has made several words of the pattern
         given.sort(key=lambda word: not word.endswith((".py", ".json")))
@@ -167,7 +169,7 @@ def _config_file(
         shown = ", ".join(map(repr, extra[:4])) + (", …" if len(extra) > 4 else "")
         many = "is one argument" if len(extra) == 1 else f"are {len(extra)} arguments"
         allowed = "one config file" + ("; --data takes one file, or a folder of files" if "data" in line.flags else "")
-        problems.append(Problem(f"{shown} {many} too many: the config is {given[0]!r}", allowed))
+        problems.append(Problem("config.several", f"{shown} {many} too many: the config is {given[0]!r}", allowed))
     return Path(os.path.expanduser(given[0]))  # noqa: PTH111 – Path.expanduser raises for an unknown user
 
 
@@ -187,7 +189,12 @@ def _program(script: str, line: flags.CommandLine, args: list[str], typed: int, 
     else:
         fixes = [as_script]
     where = "--config" if "config" in line.flags else f"argument of {script}"
-    return Problem(f"{path} is a program, not a config file ({where})", "a config file: plain assignments such as depth = 12", fixes)
+    return Problem(
+        "config.is_program",
+        f"{path} is a program, not a config file ({where})",
+        "a config file: plain assignments such as depth = 12",
+        fixes,
+    )
 
 
 def folder(name: str, resolved: resolve.Resolved) -> Path:

@@ -61,10 +61,10 @@ def names(unknown: Iterable[flags.Unknown], fields: Known, sizes: Sizes) -> tupl
 def unknown(one: flags.Unknown, found: meant.Meant, fields: Known, fixes: list[str]) -> Problem:
     """The answer to one unknown flag."""
     if one.name in FIELDS and one.name not in fields:
-        return Problem(f"{one.typed} is a field of gpt, which is not the task", "", fixes)
+        return Problem("field.other_task", f"{one.typed} is a field of gpt, which is not the task", "", fixes)
     what = f"{one.typed} is not a known flag" + (f": {found.why}" if found.why else "")
     dashes = "flags with two dashes, such as --depth=12" if not one.typed.startswith("--") else ""
-    return Problem(what, found.allowed or dashes, fixes)
+    return Problem("flag.unknown", what, found.allowed or dashes, fixes)
 
 
 def as_changes(fix: str, fields: Known) -> Changes | None:

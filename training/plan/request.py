@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from training import tasks
-from training.config import batch, flags, loader, resolve, saved
+from training.config import batch, flags, loader, origin, resolve, saved
 from training.config.schema import Config
 from training.core import log, rundir, standing
 from training.core.errors import NothingToDo, Problem, UserError
@@ -194,7 +194,12 @@ def read(
     if place and place.kind == RANK and rundir.VARIABLE in environ:
         text = f"this is rank {place.rank} of the run {environ[rundir.VARIABLE]}: a launcher in a rank would start every rank again"
         problems.append(
-            Problem(text, "one launcher for one training", [f"{command(script, args)} --launcher=spawn   # a training of its own"])
+            Problem(
+                "launch.nested",
+                text,
+                "one launcher for one training",
+                [f"{command(script, args)} --launcher=spawn   # a training of its own"],
+            )
         )
     if problems or asked.line.unknown or place is None:
         from training.plan import corrections  # only when something is wrong: the plan answers sooner
@@ -233,9 +238,9 @@ def not_trackable(config: Config, origins: Mapping[str, str]) -> list[Problem]:
     problems = []
     for package in packages.lacking(trackers(config)):
         field, without = fields[package]
-        if origins[field].endswith(("on the command line", "in the environment")):
+        if origin.asked_for(origins[field]):
             text = f"{field} is {getattr(config, field)!r} ({origins[field]}), but {package} is not installed"
-            problems.append(Problem(text, "", [packages.install([package]), without]))
+            problems.append(Problem("tracker.not_installed", text, "", [packages.install([package]), without], field))
     return problems
 
 
@@ -310,12 +315,14 @@ def run_name(
     said = f"run_name is {name!r} ({origins['run_name']})"
     if not all(c.isalnum() or c in "._-" for c in name) or name.startswith((".", "-")) or len(os.fsencode(name)) > 128:
         plain = re.sub(r"[^\w.-]+", "_", name).strip("._-")[:64]
-        return [Problem(said, f"{NAME_CHARACTERS}, at most 128", [f"--run_name={plain}"] if plain else [])]
+        return [Problem("run_name.value", said, f"{NAME_CHARACTERS}, at most 128", [f"--run_name={plain}"] if plain else [])]
     if place and not place.first_node:
         return []  # on a common disk node 0 has made it already
     if (experiments / name).exists():
         free = next(f"{name[:100]}_{n}" for n in itertools.count(2) if not (experiments / f"{name[:100]}_{n}").exists())
         resumable = rundir.read_json(rundir.RunDir(experiments / name).plan)
         fixes = [again(resume=name)] if resumable and not resumable.get("script") else []
-        return [Problem(f"{said}, but {experiments / name} is there already", "a new name", [*fixes, again(run_name=free)])]
+        return [
+            Problem("run_name.taken", f"{said}, but {experiments / name} is there already", "a new name", [*fixes, again(run_name=free)])
+        ]
     return []

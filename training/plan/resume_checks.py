@@ -69,7 +69,7 @@ def _same_task(request: Request, saved: ManifestRecord) -> None:
     then, now = saved.get("task", tasks.GPT), request.kind.name
     if request.resume_from and then != now:
         what = f"{request.resume_from.name} can not be resumed so: its task is {then}, not {now}"
-        raise UserError(Problem(what, "the same task", ["leave --task out: a resumed run keeps its own"]))
+        raise UserError(Problem("resume.other_task", what, "the same task", ["leave --task out: a resumed run keeps its own"]))
 
 
 def _same_model(run: rundir.RunDir, then: FieldValues, now: FieldValues) -> None:
@@ -78,7 +78,7 @@ def _same_model(run: rundir.RunDir, then: FieldValues, now: FieldValues) -> None
         shown = ", ".join(f"{name} {then.get(name)} (now {now[name]})" for name in different)
         leave = " ".join("--tokenizer and --vocab_size" if name == "vocab" else f"--{name}" for name in different)
         what = f"{run.name} can not be resumed so: its checkpoint is of another model: {shown}"
-        raise UserError(Problem(what, "the same model", [f"leave {leave} out: a resumed run keeps its own values"]))
+        raise UserError(Problem("resume.other_model", what, "the same model", [f"leave {leave} out: a resumed run keeps its own values"]))
 
 
 def check_data(run: rundir.RunDir, data: PreparedCorpus) -> str:
@@ -95,7 +95,7 @@ def check_data(run: rundir.RunDir, data: PreparedCorpus) -> str:
         ]
         fixes = [*kept, "leave --tokenizer, --vocab_size and --data out: a resumed run keeps its own values"]
         what = f"{run.name} can not be resumed so: its checkpoint was trained with another tokenizer, whose tokens mean something else"
-        raise UserError(Problem(what, "the tokenizer of the checkpoint", fixes))
+        raise UserError(Problem("resume.other_data", what, "the tokenizer of the checkpoint", fixes))
     if saved["data"]["tokens_sha256"] != content(data):
         return f"the data is not what {run.name} was trained on so far: its epoch begins anew, with other samples"
     return ""

@@ -67,7 +67,9 @@ def find(wish: ResumeRequest, problems: list[Problem]) -> Found:
     plan = standing.read_plan(run)
     if plan is None or not isinstance(plan.get("config"), dict):
         fixes = [wish.again(resume=name) for name in _meant(wanted, [run.name for run, _ in _runs(wish.experiments, _known_plan)])]
-        problems.append(Problem(f"resume is {wanted!r} ({origin}): no run there", "a run directory, a run's name, or latest", fixes))
+        problems.append(
+            Problem("run.missing", f"resume is {wanted!r} ({origin}): no run there", "a run directory, a run's name, or latest", fixes)
+        )
         return Found()
     found = _merge(wish, run, plan)
     if end := _finished(wish, found):
@@ -94,7 +96,7 @@ def _latest(wish: ResumeRequest, origin: str, problems: list[Problem]) -> Found:
         )
     others = [_row(wish, run, plan, _finished(wish, _merge(wish, run, plan))) for run, plan in every[:SHOWN]]
     what = f"resume is 'latest' ({origin}), but there is no run{which} in {wish.experiments}"
-    problems.append(Problem(what, "one of the runs that are there" if others else "a run directory", others))
+    problems.append(Problem("resume.nothing_unfinished", what, "one of the runs that are there" if others else "a run directory", others))
     return Found()
 
 

@@ -88,15 +88,17 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     problems, positional = line.problems, list(line.positional)
     typed = SCRIPTS[program] or number_of_ranks(line, positional, problems)
     if program != SCRIPT:
-        problems.append(Problem(f"--script is for {SCRIPT}", "", [f"N={typed}"]))
+        problems.append(Problem("flag.other_script", f"--script is for {SCRIPT}", "", [f"N={typed}"]))
     if "save_config" in line.flags:
-        problems.append(Problem("--save_config means nothing with --script: the script's configuration is its own", ""))
+        problems.append(
+            Problem("save_config.script", "--save_config means nothing with --script: the script's configuration is its own", "")
+        )
     resolved = resolve.resolve(line, {}, {k: v for k, v in environ.items() if not _other_field(k)})
     problems += resolved.problems
     config, origins = resolved.config, resolved.origins
     if isinstance(config.retries, int) and config.retries:
         what = f"retries is {config.retries} ({origins['retries']}): a user script is not restarted, since what it has saved is not known"
-        problems.append(Problem(what, "0", ["--retries=0"]))
+        problems.append(Problem("script.retries", what, "0", ["--retries=0"]))
     if origins["device"] == "default":
         config.device = "auto"
     script = _script(line.flags["script"][0], theirs, environ, problems)
@@ -106,7 +108,9 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     if place and place.kind == RANK:
         text = f"--script starts ranks, but {place.reason}"
         problems.append(
-            Problem(text, "one launcher", [f"python {shlex.quote(script.path)} …   # it is a rank already", "--launcher=spawn"])
+            Problem(
+                "launch.nested", text, "one launcher", [f"python {shlex.quote(script.path)} …   # it is a rank already", "--launcher=spawn"]
+            )
         )
     if problems or place is None or _moved(line, own):
         raise UserError([*_misplaced(line, own, theirs, typed), *_in_full(problems, line, own, theirs, typed)])
@@ -125,14 +129,21 @@ def _misplaced(line: flags.CommandLine, own: list[str], theirs: list[str], ranks
     for one in line.unknown:
         if _of_a_launcher(one):
             row = foreign_names.row_of(one.name)
-            out.append(Problem(f"{one.typed} is not a known flag: {row.note if row else ''}", "", [command]))
+            out.append(Problem("flag.unknown", f"{one.typed} is not a known flag: {row.note if row else ''}", "", [command]))
             continue
         near = [n for n in suggest.suggest(one.name, list(used)) if meant.fits(n, one.text, used)][:1]
         fixes = [_rebuilt(line, own, theirs, ranks, {n: one.text or "true"}, without=one) for n in near]
-        out.append(Problem(f"{one.typed} is not a flag of the launcher", ALLOWED, [*fixes, command]))
+        out.append(Problem("script.own_flag", f"{one.typed} is not a flag of the launcher", ALLOWED, [*fixes, command]))
     for name in dict.fromkeys(name for name, _, _ in line.places if _means_nothing(name)):
-        out.append(Problem(f"{line.flags[name][1]} is a field of Duet's own training: it has no meaning with --script", ALLOWED, [command]))
-    out += [Problem(f"{own[at]!r} is one argument too many", ALLOWED, [command]) for at in _extra(line)]
+        out.append(
+            Problem(
+                "script.field",
+                f"{line.flags[name][1]} is a field of Duet's own training: it has no meaning with --script",
+                ALLOWED,
+                [command],
+            )
+        )
+    out += [Problem("script.extra_argument", f"{own[at]!r} is one argument too many", ALLOWED, [command]) for at in _extra(line)]
     return out
 
 
@@ -206,13 +217,15 @@ def _script(path: str, args: list[str], environ: Mapping[str, str], problems: li
         near = suggest.suggest(file.name, [p.name for p in file.parent.glob("*.py")] if file.parent.is_dir() else [])
         fixes = [f"--script={shlex.quote(str(file.with_name(name)))}" for name in near]
         what = "is a folder" if file.is_dir() else "is not there"
-        problems.append(Problem(f"the script {path!r} (--script) {what}", "a Python file or a program", fixes))
+        problems.append(Problem("script.file", f"the script {path!r} (--script) {what}", "a Python file or a program", fixes))
     elif not os.access(file, os.R_OK):
-        problems.append(Problem(f"the script {path!r} (--script) can not be read", "", [f"chmod u+r {shlex.quote(str(file))}"]))
+        problems.append(
+            Problem("script.unreadable", f"the script {path!r} (--script) can not be read", "", [f"chmod u+r {shlex.quote(str(file))}"])
+        )
     elif file.suffix != ".py":
         if not os.access(file, os.X_OK):
             what = f"the script {path!r} (--script) is neither a .py file nor executable"
-            problems.append(Problem(what, "a Python file or a program", [f"chmod +x {shlex.quote(str(file))}"]))
+            problems.append(Problem("script.file", what, "a Python file or a program", [f"chmod +x {shlex.quote(str(file))}"]))
         return Script(str(file.absolute()), args, None, "")
     return Script(str(file), args, python, reason)
 

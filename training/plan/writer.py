@@ -48,7 +48,7 @@ def _common_run(plan: Plan, request: LaunchRequest, ask: Ask) -> rundir.RunDir:
     name, plan["launch"] = ask(plan, request.config.rendezvous_timeout)
     if request.resume_from and request.resume_from.name != name:
         text = f"node 0 trains {name}, but this machine was asked to continue {request.resume_from.name}"
-        raise UserError(Problem(text, "the same run on every machine", [request.command(resume=name)]))
+        raise UserError(Problem("nodes.common_run", text, "the same run on every machine", [request.command(resume=name)]))
     return rundir.RunDir(request.experiments / name, request.place.node_rank)
 
 

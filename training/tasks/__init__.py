@@ -95,7 +95,9 @@ def check(kind: TaskSpec, options: Mapping[str, Any], origins: Mapping[str, str]
     from training.tasks.video_restoration.options import VideoOptions
 
     lacks = packages.lacking(["pillow"]) if installed else []
-    problems = [Problem(f"task {VIDEO} needs pillow, which is not installed", "", [packages.install(lacks)])] if lacks else []
+    problems = (
+        [Problem("package.missing", f"task {VIDEO} needs pillow, which is not installed", "", [packages.install(lacks)])] if lacks else []
+    )
     return problems + folders.check(VideoOptions(**options), origins, pictures=installed and not lacks)
 
 

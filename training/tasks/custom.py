@@ -37,22 +37,24 @@ def read(path: Path, origin: str) -> tuple[dict[str, Field[Any]], list[Problem]]
     if path.suffix != ".py":
         known = [str(FIELDS["task"].default), VIDEO]
         fixes = [f"--task={near}" for near in suggest(str(path), known)]
-        return {}, [Problem(f"{said}, which is none", f"{', '.join(known)}, or a .py file of your own", fixes)]
+        return {}, [Problem("task.not_python", f"{said}, which is none", f"{', '.join(known)}, or a .py file of your own", fixes)]
     if path.stem in (FIELDS["task"].default, VIDEO):  # by this name plans and checkpoints know it
-        return {}, [Problem(f"{said}, and {path.stem} is one that is built in", "another name for the file")]
+        return {}, [Problem("task.name_taken", f"{said}, and {path.stem} is one that is built in", "another name for the file")]
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     except SyntaxError as error:
-        return {}, [Problem(f"{path}:{error.lineno}: {error.msg}: {(error.text or '').strip()!r}", "a Python file")]
+        return {}, [Problem("task.syntax", f"{path}:{error.lineno}: {error.msg}: {(error.text or '').strip()!r}", "a Python file")]
     except (OSError, ValueError, RecursionError) as error:
         near = [p.name for p in path.parent.glob("*.py")] if os.path.isdir(path.parent) else []
         fixes = [f"--task={shlex.quote(str(path.with_name(name)))}" for name in suggest(path.name, near)]
-        return {}, [Problem(f"{said}: it can not be read: {getattr(error, 'strerror', None) or error}", "a Python file", fixes)]
+        return {}, [
+            Problem("task.unreadable", f"{said}: it can not be read: {getattr(error, 'strerror', None) or error}", "a Python file", fixes)
+        ]
     if not any(isinstance(node, ast.ClassDef) and node.bases for node in tree.body):
-        return {}, [Problem(f"{said}, and no class in it is a Task", "class MyTask(Task), as docs/tasks.md shows")]
+        return {}, [Problem("task.no_class", f"{said}, and no class in it is a Task", "class MyTask(Task), as docs/tasks.md shows")]
     if lacking := _lacking(tree):
         what = f"{path}:{lacking[0].lineno}: class {lacking[0].name} lacks {', '.join(lacking[1])}"
-        return {}, [Problem(what, f"a Task with {', '.join(REQUIRED)}, as docs/tasks.md shows")]
+        return {}, [Problem("task.several_classes", what, f"a Task with {', '.join(REQUIRED)}, as docs/tasks.md shows")]
     given = [node for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign)) and _names(node) == [OPTIONS]]
     found: dict[str, Field[Any]] = {}
     problems: list[Problem] = []
@@ -63,7 +65,9 @@ def read(path: Path, origin: str) -> tuple[dict[str, Field[Any]], list[Problem]]
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             options = None
         if not isinstance(options, dict):
-            problems.append(Problem(f"{where}: {OPTIONS} can not be read without running the file", f'{OPTIONS} = {{"width": 64}}'))
+            problems.append(
+                Problem("task.options", f"{where}: {OPTIONS} can not be read without running the file", f'{OPTIONS} = {{"width": 64}}')
+            )
             continue
         problems += [p for name, value in options.items() if (p := _problem(where, name, value))]
         if not problems:
@@ -116,12 +120,16 @@ def _names(node: ast.Assign | ast.AnnAssign) -> list[str]:
 
 def _problem(where: str, name: Any, value: Any) -> Problem | None:
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-        return Problem(f"{where}: the option {name!r} of {OPTIONS} is no name", "letters, digits and _")
+        return Problem("task.option_name", f"{where}: the option {name!r} of {OPTIONS} is no name", "letters, digits and _")
     if name in ACTIONS or name in ALIASES or (name in FIELDS and shared(name)):
-        return Problem(f"{where}: the option {name!r} of {OPTIONS} is a field of every training", "another name; self.config has that one")
+        return Problem(
+            "task.option_name",
+            f"{where}: the option {name!r} of {OPTIONS} is a field of every training",
+            "another name; self.config has that one",
+        )
     if type(value).__name__ not in KINDS:
         what = f"{where}: the option {name!r} of {OPTIONS} is a {type(value).__name__}"
-        return Problem(what, "a number, text, True or False")
+        return Problem("task.option_value", what, "a number, text, True or False")
     return None
 
 

@@ -35,7 +35,9 @@ def _main(argv: list[str]) -> int:
         try:
             said = making.make(chosen)
         except OSError as error:
-            raise UserError(Problem(f"{chosen.folder} can not be written: {error.strerror}", "a folder that can be written")) from None
+            raise UserError(
+                Problem("output.unwritable", f"{chosen.folder} can not be written: {error.strerror}", "a folder that can be written")
+            ) from None
     except UserError as error:
         log.report(error, closing="nothing was made")
         return int(error.code)

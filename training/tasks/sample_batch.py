@@ -29,8 +29,8 @@ def divides(config: Config, origins: Mapping[str, str], ranks: int) -> list[Prob
     said = f"device_batch_size {size} ({origins['device_batch_size']})"
     if isinstance(size, str):
         fixes = [f"--device_batch_size={number}" for number in (1, 4)]
-        return [Problem(f"{said}: what fits the memory is known of gpt alone", "a whole number of samples", fixes)]
+        return [Problem("batch.auto", f"{said}: what fits the memory is known of gpt alone", "a whole number of samples", fixes)]
     counted = units.plural(ranks, "rank")
     what = f"total_batch_size {total} ({origins['total_batch_size']}) does not divide by {said} × {counted} = {size * ranks}"
     fixes = [f"--{name}={value}" for name, value in batch.repairs(size, 1, ranks, total)]
-    return [Problem(what, f"a multiple of {size * ranks} samples", fixes)]
+    return [Problem("batch.not_divisible", what, f"a multiple of {size * ranks} samples", fixes)]

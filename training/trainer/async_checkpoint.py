@@ -33,11 +33,11 @@ LEAVE_S = 10.0  # after a failure: as long may the last checkpoint take that was
 
 
 class AsyncCheckpointer:
-    """Writes the checkpoints of one run. `on_saved(step, path)` and `on_warning(text)` are called from the writing thread.
+    """Writes the checkpoints of one run. `on_saved(step, path)` and `on_warning(code, text)` are called from the writing thread.
     `resume`: the command that continues the run."""
 
     def __init__(
-        self, folder: Path, keep: int, on_saved: Callable[[int, Path], None], on_warning: Callable[[str], None], resume: str = ""
+        self, folder: Path, keep: int, on_saved: Callable[[int, Path], None], on_warning: Callable[[str, str], None], resume: str = ""
     ) -> None:
         self.folder, self.keep, self.resume = folder, keep, resume
         self._on_saved, self._on_warning = on_saved, on_warning
@@ -78,7 +78,7 @@ class AsyncCheckpointer:
             self._missed = None
             self._on_saved(position.step, path)
             if left := checkpoint.prune(path, self.keep):
-                self._on_warning(left)
+                self._on_warning("warning.checkpoint_not_pruned", left)
         except OSError as error:
             if "DUET_SUPERVISED" in os.environ and not self.folder.parent.exists():
                 return  # the run directory was removed: the supervisor reports that and ends the run
@@ -89,7 +89,8 @@ class AsyncCheckpointer:
                 self._error = error
             else:
                 checks = "; ".join(self._checks())
-                self._on_warning(f"checkpoint of step {position.step} was not saved: {error}; {self._room()}; try: {checks}")
+                text = f"checkpoint of step {position.step} was not saved: {error}; {self._room()}; try: {checks}"
+                self._on_warning("warning.checkpoint_not_saved", text)
         except BaseException as error:  # raised on the training thread
             self._error = error
 
@@ -113,7 +114,7 @@ class AsyncCheckpointer:
         fewer = f"; --keep_checkpoints={self.keep - 1} needs less" if self.keep > 1 else ""
         again = [f"{self.resume}   # when there is room{fewer}"] if self.resume else []
         left = f"the newest checkpoint is that of step {newest['step']}" if newest else "there is no checkpoint"
-        return RunStopped(Problem(what, room, [*self._checks(), *again]), f"stopped at step {step}, {left}", error)
+        return RunStopped(Problem("checkpoint.unwritable", what, room, [*self._checks(), *again]), f"stopped at step {step}, {left}", error)
 
     def _moved(self) -> None:
         self._pieces += 1

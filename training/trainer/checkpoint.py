@@ -187,7 +187,9 @@ def latest(folder: Path) -> LoadedCheckpoint | None:
         state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
         return LoadedCheckpoint(position, state, facts, path, skipped)
     if skipped:
-        raise UserError(Problem(f"every checkpoint in {folder} is damaged: {'; '.join(skipped)}", "a run with a whole checkpoint"))
+        raise UserError(
+            Problem("checkpoint.damaged", f"every checkpoint in {folder} is damaged: {'; '.join(skipped)}", "a run with a whole checkpoint")
+        )
     return None
 
 

@@ -51,7 +51,7 @@ class Armed(heartbeat.Heartbeat):
             for spec in self._waiting:
                 text = f"inject: {spec.text} did not happen: nothing like it came on rank {self.rank}"
                 log.warning(text)
-                self._run.event("warning", text=text)
+                self._run.event("warning", code="warning.inject_missed", text=text)
 
     def _happen(self, spec: Spec) -> None:
         size = self._plan["config"].get("device_batch_size")

@@ -50,7 +50,7 @@ def prepare(run: rundir.RunDir, plan: Plan, cache: Path = CACHE) -> PreparedCorp
         what = f"the prepared data can not be written to {cache}: {error.strerror}"
         own = f"git clone {shlex.quote(str(ROOT))} ~/{shlex.quote(ROOT.name)}   # a project folder of your own"
         fixes = [own] if isinstance(error, PermissionError) else []
-        raise UserError(Problem(what, "a folder with room that may be written", fixes), Exit.RESOURCES) from None
+        raise UserError(Problem("data.unwritable", what, "a folder with room that may be written", fixes), Exit.RESOURCES) from None
     except UserError as error:
         rundir.write_json(run.data, {"failed": int(error.code)})
         raise

@@ -110,7 +110,9 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     length = plan_length(config, batch, len(train), step=position.step, epoch=position.epoch, used=position.used)
     if length is None:
         what = f"the training data has {len(train)} {task.unit}; one step needs {batch.total_tokens} ({batch.sentence(task.unit)})"
-        raise UserError(Problem(what, "more data, or a smaller batch", ["--device_batch_size=1"]), said_by_another=world.rank != 0)
+        raise UserError(
+            Problem("data.too_short", what, "more data, or a smaller batch", ["--device_batch_size=1"]), said_by_another=world.rank != 0
+        )
     batches = Batches(
         train,
         batch,
@@ -151,16 +153,16 @@ def _load(raw: torch.nn.Module, optimizer: optim.Optimizers, loaded: checkpoint.
         optimizer.load_state_dict(loaded.state["optimizer"])
     except (RuntimeError, ValueError) as error:
         what = f"the checkpoint {loaded.path} is of another model: {' '.join(str(error).split())[:300]}"
-        raise UserError(Problem(what, "the same model as when it was saved")) from error
+        raise UserError(Problem("resume.other_model", what, "the same model as when it was saved")) from error
 
 
 def _saver(run: rundir.RunDir, config: Config, resume: str) -> AsyncCheckpointer:
     def saved(step: int, path: Path) -> None:
         run.event("checkpoint", step=step, path=str(path))
 
-    def warned(text: str) -> None:
+    def warned(code: str, text: str) -> None:
         log.warning(text)
-        run.event("warning", text=text)
+        run.event("warning", code=code, text=text)
 
     return AsyncCheckpointer(run.checkpoints, config.keep_checkpoints, saved, warned, resume)
 
@@ -213,7 +215,7 @@ def _tell_resume(loaded: checkpoint.LoadedCheckpoint, run: rundir.RunDir, world:
     saved_ranks = loaded.manifest["world_size"]
     for text in loaded.skipped:
         log.warning(f"damaged checkpoint skipped: {text}")
-        run.event("warning", text=f"damaged checkpoint skipped: {text}")
+        run.event("warning", code="warning.checkpoint_skipped", text=f"damaged checkpoint skipped: {text}")
     log.info(f"resumed from {loaded.path.name} (epoch {loaded.position.epoch + 1})")
     if saved_ranks != world.world_size:
         by = units.plural(saved_ranks, "rank")

@@ -51,7 +51,8 @@ def open_to_watchers(run: rundir.RunDir, rank: int) -> None:
     """Stacks and collectives can be read from outside, also while this rank hangs."""
     process.allow_tracing()
     if why_not := flight_recorder_server.serve(run.ranks, rank):
-        run.event("warning", text=f"rank {rank}: which collectives it calls can not be seen from outside: {why_not}")
+        text = f"rank {rank}: which collectives it calls can not be seen from outside: {why_not}"
+        run.event("warning", code="warning.collectives_hidden", text=text)
 
 
 def stacks_on_request(run: rundir.RunDir, rank: int) -> None:

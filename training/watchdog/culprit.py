@@ -46,9 +46,10 @@ def find_culprit(everything: list[RankSnapshot]) -> HangFinding:
     guilty = _alone([e for e in last if _busy_elsewhere(e)]) or _fewest_calls(everything, calls)
     if guilty is None:
         places = {e.rank: _stands(e) for e in everything}
-        where = "in the same place" if len({e.collective or str(e.beat) for e in last}) == 1 else "in different places"
+        together = len({e.collective or str(e.beat) for e in last}) == 1
+        where = "in the same place" if together else "in different places"
         if all(e.collective or phases.waits(e.beat.phase) for e in last):
-            how = f"all ranks wait for each other, {where}" + (": the network between them, or a device" if "same" in where else "")
+            how = f"all ranks wait for each other, {where}" + (": the network between them, or a device" if together else "")
         else:
             how = f"the ranks stand still, {where}"
         return HangFinding(HANG, None, None, how, places, _stacks(everything), min(e.beat.age_s for e in last))

@@ -22,7 +22,7 @@ def of_run(path: Path) -> dict[int, int]:
     if not run.plan.exists():
         newest = rundir.newest(path) if path.is_dir() else rundir.newest(path.parent)
         fixes = [f"{COMMAND} --run={shlex.quote(str(newest.path))}"] if newest else [f"{COMMAND} --pid=PID"]
-        raise UserError(Problem(f"{path} (--run) is no run directory", "a folder with a plan.json", fixes))
+        raise UserError(Problem("run.not_a_run", f"{path} (--run) is no run directory", "a folder with a plan.json", fixes))
     host, elsewhere = socket.gethostname(), set()
     found: dict[int, int] = {}
     for file in [run.supervisor, *path.glob("node*/supervisor.json")]:
@@ -43,9 +43,16 @@ def of_run(path: Path) -> dict[int, int]:
     if not found:
         where = f"no rank of {path} (--run) runs on this machine"
         if elsewhere:
-            raise UserError(Problem(f"{where}; it was started on {', '.join(sorted(elsewhere))}", "", [f"ssh {min(elsewhere)}"]))
+            raise UserError(
+                Problem("run.elsewhere", f"{where}; it was started on {', '.join(sorted(elsewhere))}", "", [f"ssh {min(elsewhere)}"])
+            )
         raise UserError(
-            Problem(where, "a run that goes on", [f"./monitor_training.sh --run={shlex.quote(str(path))} --once   # how it ended"])
+            Problem(
+                "run.no_ranks",
+                where,
+                "a run that goes on",
+                [f"./monitor_training.sh --run={shlex.quote(str(path))} --once   # how it ended"],
+            )
         )
     return dict(sorted(found.items()))
 
@@ -55,10 +62,14 @@ def of_process(pid: int) -> dict[int, int]:
     Python process without ranks is rank 0. Raises UserError."""
     process = procfs.read_process(pid)
     if process is None or process.state in "ZX":
-        raise UserError(Problem(f"there is no process {pid} (--pid)", "", ["pgrep -af python   # all Python processes, with their pids"]))
+        raise UserError(
+            Problem(
+                "process.missing", f"there is no process {pid} (--pid)", "", ["pgrep -af python   # all Python processes, with their pids"]
+            )
+        )
     if process.parent != 0 and not os.access(f"/proc/{pid}/environ", os.R_OK):
         text = f"process {pid} (--pid) is another user's, or protected"
-        raise UserError(Problem(text, "a process of your own", [f"sudo {COMMAND} --pid={pid}"]))
+        raise UserError(Problem("process.not_allowed", text, "a process of your own", [f"sudo {COMMAND} --pid={pid}"]))
     top = _top(pid)
     if top is None:
         found = _below(pid)
@@ -73,11 +84,17 @@ def of_process(pid: int) -> dict[int, int]:
             above = procfs.read_process(above.parent)
     if not found:
         fixes = ["pgrep -af python   # all Python processes, with their pids"]
-        raise UserError(Problem(f"process {pid} (--pid: {process.command[:80]}) is not Python, and no rank is below it", "", fixes))
+        raise UserError(
+            Problem(
+                "process.not_python", f"process {pid} (--pid: {process.command[:80]}) is not Python, and no rank is below it", "", fixes
+            )
+        )
     several = [pids for pids in found.values() if len(pids) > 1]
     if several:
         fixes = [f"{COMMAND} --pid={one}" for one in several[0]]
-        raise UserError(Problem(f"there is more than one training below process {pid} (--pid)", "a rank of one of them", fixes))
+        raise UserError(
+            Problem("process.several", f"there is more than one training below process {pid} (--pid)", "a rank of one of them", fixes)
+        )
     return {rank: pids[0] for rank, pids in sorted(found.items())}
 
 

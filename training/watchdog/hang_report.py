@@ -15,6 +15,21 @@ STOPPED: Final = "stopped"
 BLOCKED: Final = "blocked"
 DESYNC: Final = "desync"
 UNEVEN: Final = "uneven"
+# Why there is no finding (NoFinding.code).
+BLIND, QUIET, PAUSED, LOOPS = "no_stack", "quiet", "paused", "loops"
+WORKS, ADVANCES, ELSEWHERE, SINGLE = "works", "collectives_advance", "elsewhere", "single_rank"
+SHORT, GPU_WORKS, FAILED = "too_few_samples", "gpu_works", "sampling_failed"
+
+
+@dataclass(frozen=True)
+class NoFinding:
+    """What speaks against a standstill: a code for decisions, a text for people."""
+
+    code: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True)

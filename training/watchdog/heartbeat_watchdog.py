@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from training.core import heartbeat, log, phase_timeouts, phases, rundir
 from training.core.heartbeat import HeartbeatRecord
@@ -102,7 +102,10 @@ class HeartbeatWatchdog:
         busy = cpu > IDLE_SHARE * seconds or read > IDLE_BYTES * seconds or process.faults - before.faults > IDLE_FAULTS * seconds
         if busy and now - since < READING_TIMES * START_S:
             self._quiet[rank] = now, process, waited
-            self._say(f"rank {rank} has had no heartbeat for {now - since:.0f} s; its process still works: slow, not stuck")
+            self._say(
+                "warning.no_heartbeat",
+                f"rank {rank} has had no heartbeat for {now - since:.0f} s; its process still works: slow, not stuck",
+            )
             return None
         how = "has sent no heartbeat since it was started: its Python does not reach the training"
         return hang_dump.keep(self.run, HangFinding(HANG, rank, None, how, {}, {}, now - since), {})
@@ -116,7 +119,7 @@ class HeartbeatWatchdog:
         since = self._unread_since = self._unread_since or now
         if now - since > UNREAD_S:
             files = ", ".join(str(self.run.heartbeat(rank)) for rank in unread)
-            self._say(f"hang detection is off: unreadable heartbeat ({files})")
+            self._say("warning.heartbeat_unreadable", f"hang detection is off: unreadable heartbeat ({files})")
         return False
 
     def patience_s(self, beat: HeartbeatRecord) -> float:
@@ -175,14 +178,17 @@ class HeartbeatWatchdog:
         }
         if there and missing:
             shown = "; ".join(f"rank {rank} is in '{b}' since {b.age_s:.0f} s" for rank, b in missing.items())
-            self._say(f"rank {', '.join(str(b.rank) for b in there)} waits for rank {', '.join(map(str, missing))}: {shown}")
+            self._say(
+                "warning.rank_missing",
+                f"rank {', '.join(str(b.rank) for b in there)} waits for rank {', '.join(map(str, missing))}: {shown}",
+            )
 
-    def _say(self, text: str, **facts: Any) -> None:
+    def _say(self, code: str, text: str) -> None:
         key = _SECONDS.sub("", text)
         if self._acts and key not in self._said:
             self._said.add(key)
             log.warning(text)
-            self.run.event("warning", text=text, **facts)
+            self.run.event("warning", code=code, text=text)
 
     def _examine(
         self, beats: list[HeartbeatRecord], pids: Mapping[int, int], overdue: list[HeartbeatRecord], stopped: int | None
@@ -211,7 +217,10 @@ class HeartbeatWatchdog:
         starved, budget = self._starved.seconds(beat, pid), self.budget_s(beat)
         if not starved or beat.age_s - starved > budget or beat.age_s > READING_TIMES * budget:
             return False
-        self._say(f"rank {beat.rank} is in '{beat}' for {beat.age_s:.0f} s and waits for a CPU core: the machine is overloaded")
+        self._say(
+            "warning.machine_overloaded",
+            f"rank {beat.rank} is in '{beat}' for {beat.age_s:.0f} s and waits for a CPU core: the machine is overloaded",
+        )
         return True
 
     def _only_slow(self, last: list[snapshot.RankSnapshot]) -> bool:
@@ -219,7 +228,10 @@ class HeartbeatWatchdog:
         reading = next((e for e in last if culprit.still_reading(e)), None)
         if reading is None:
             return False
-        self._say(f"rank {reading.rank} is in '{reading.beat}' since {reading.beat.age_s:.0f} s; it still reads: slow, not stuck")
+        self._say(
+            "warning.still_reading",
+            f"rank {reading.rank} is in '{reading.beat}' since {reading.beat.age_s:.0f} s; it still reads: slow, not stuck",
+        )
         return reading.beat.age_s < READING_TIMES * self.budget_s(reading.beat)
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from training.core import log
 from training.core.phase_timeouts import SHARE, TIMES  # of the silences so far
 from training.watchdog import stall_detector
-from training.watchdog.hang_report import STOPPED, HangFinding
+from training.watchdog.hang_report import BLIND, FAILED, GPU_WORKS, LOOPS, QUIET, SHORT, STOPPED, HangFinding, NoFinding
 from training.watchdog.heartbeat_watchdog import STOPPED_S
 from training.watchdog.probes import procfs, stacks
 from training.watchdog.probes.sampling import Sample, take
@@ -34,7 +34,7 @@ SPIN_TIMES = ALONE_TIMES  # long work in Python looks like an endless loop; befo
 SPIN_LOOKS = 6  # in a row that find it, before it is told
 KEPT = 200  # samples
 REACH = 0.7  # of the time that is asked for
-FAILED = "the looks themselves fail: "
+NOTHING_YET = NoFinding(SHORT, "not looked at for long enough")
 ASLEEP_S = 10.0  # look() itself was not called: the whole machine was asleep, or we were stopped with the ranks
 
 
@@ -60,7 +60,7 @@ class ScriptWatch:
         self._sampler: threading.Thread | None = None
         self._closing = threading.Event()
         self._sampled_at = 0.0
-        self._verdict: tuple[list[Sample], HangFinding | str] | None = None
+        self._verdict: tuple[list[Sample], HangFinding | NoFinding] | None = None
         self._loops = 0  # verdicts in a row that tell of a loop
         self._stopped: dict[int, float] = {}  # rank → since when
         self._said: set[str] = set()
@@ -114,20 +114,18 @@ class ScriptWatch:
             self._sampler.join()
 
     def _told(self, silent: float, patience: float, stopped: bool) -> HangFinding | None:
-        of, found = self._verdict or (None, "")
+        of, found = self._verdict or (None, NOTHING_YET)
         if of is not self._samples or (silent < patience and not stopped):
             return None
-        if isinstance(found, str):
-            if found.startswith(stall_detector.BLIND):
-                self._tell(f"no hang can be found: {found}", stall_detector.BLIND)
-            elif found.startswith(FAILED):
-                self._tell(f"no hang can be found: {found}", FAILED)
-            elif found.startswith(stall_detector.LOOPS) and self._loops >= SPIN_LOOKS:
+        if isinstance(found, NoFinding):
+            if found.code in (BLIND, FAILED):
+                self._tell(f"no hang can be found: {found}", found.code)
+            elif found.code == LOOPS and self._loops >= SPIN_LOOKS:
                 end = f"the run is ended if this is still so after {SPIN_TIMES * patience:.0f} s: print progress, or raise --hang_timeout"
                 end = end if self._training else "no step has been printed yet, so this is taken for work"
-                self._tell(f"no output for {silent:.0f} s: {found}; {end}", f"{stall_detector.LOOPS}{self._training}")
-            elif silent > ALONE_TIMES * patience and found.startswith(stall_detector.QUIET):
-                self._tell(f"no output for {silent:.0f} s: {found}", stall_detector.QUIET)
+                self._tell(f"no output for {silent:.0f} s: {found}; {end}", f"{LOOPS} {self._training}")
+            elif silent > ALONE_TIMES * patience and found.code == QUIET:
+                self._tell(f"no output for {silent:.0f} s: {found}", QUIET)
             return None
         if found.kind == STOPPED:
             since = self._stopped.get(found.rank or 0)
@@ -161,16 +159,16 @@ class ScriptWatch:
         """In the thread. `samples` belongs to it, until an output begins another list."""
         try:
             told = self._judged(samples, pids, ended, silent, patience, stopped)
-            if isinstance(told, str) and told.startswith(stall_detector.LOOPS):
+            if isinstance(told, NoFinding) and told.code == LOOPS:
                 self._training = self._training or self._trains()
         except Exception as error:  # a passing one does not matter: the next look comes soon
-            told = f"{FAILED}{type(error).__name__}: {error}"
-        self._loops = self._loops + 1 if isinstance(told, str) and told.startswith(stall_detector.LOOPS) else 0
+            told = NoFinding(FAILED, f"the looks themselves fail: {type(error).__name__}: {error}")
+        self._loops = self._loops + 1 if isinstance(told, NoFinding) and told.code == LOOPS else 0
         self._verdict = (samples, told)
 
     def _judged(
         self, samples: list[Sample], pids: dict[int, int], ended: dict[int, int], silent: float, patience: float, stopped: bool
-    ) -> HangFinding | str:
+    ) -> HangFinding | NoFinding:
         samples.append(take(pids))
         if samples[-1].looks.keys() != samples[0].looks.keys():
             del samples[:-1]  # a rank has ended
@@ -178,24 +176,24 @@ class ScriptWatch:
         # At first the second half of the silence, and as long as it takes once there is so much.
         window = 2 * LEAST_S if stopped else min(patience, max(silent - patience / 2, patience / 2))
         burst = functools.cache(self._burst) if silent > SPIN_TIMES * patience and self._training else None
-        told: HangFinding | str = "not looked at for long enough"
+        told: HangFinding | NoFinding = NOTHING_YET
         windows = [(window, False)] + ([(ALONE_TIMES * patience, True)] if silent > ALONE_TIMES * patience else [])
         for seconds, alone in windows:
-            if isinstance(told, str) and (part := last(samples, seconds)):
+            if isinstance(told, NoFinding) and (part := last(samples, seconds)):
                 told = stall_detector.detect_stall(part, ended, burst=burst, elsewhere=self.others_elsewhere, alone=alone)
                 told = self._doubted(told, alone)
         return told
 
-    def _doubted(self, told: HangFinding | str, alone: bool) -> HangFinding | str:
+    def _doubted(self, told: HangFinding | NoFinding, alone: bool) -> HangFinding | NoFinding:
         """Who waits for a GPU waits for other ranks only where a collective is pending; without one the GPU computes."""
-        if isinstance(told, str) or told.kind == STOPPED:
+        if isinstance(told, NoFinding) or told.kind == STOPPED:
             return told
         for rank in stall_detector.on_gpu(told):
             pending = self._pending(rank)
             if pending is False:
-                return f"the GPU of rank {rank} computes: none of its collectives is pending"
+                return NoFinding(GPU_WORKS, f"the GPU of rank {rank} computes: none of its collectives is pending")
             if pending is None and not alone:
-                return f"the GPU of rank {rank} may compute: its collectives are not known"
+                return NoFinding(GPU_WORKS, f"the GPU of rank {rank} may compute: its collectives are not known")
         return told
 
     def _burst(self, pid: int) -> list[Stack | str]:

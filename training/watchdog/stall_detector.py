@@ -1,12 +1,13 @@
 """Is it a standstill, and whose fault? By stacks and /proc alone, for ranks that know nothing of us. Only what is certain is a finding;
-in any other case the answer is a sentence that tells what speaks against it."""
+in any other case the answer says what speaks against it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from training.watchdog.hang_report import BLOCKED, HANG, STOPPED, UNEVEN, HangFinding
+from training.watchdog import hang_report
+from training.watchdog.hang_report import BLOCKED, HANG, STOPPED, UNEVEN, HangFinding, NoFinding
 from training.watchdog.probes import procfs, stacks
 from training.watchdog.probes.sampling import IDLE_SHARE, RankTrace, Sample, courses
 from training.watchdog.probes.stacks import Frame, Stack, in_collective, own, saves, waits_for_device, waits_for_worker
@@ -14,9 +15,6 @@ from training.watchdog.probes.stacks import Frame, Stack, in_collective, own, sa
 if TYPE_CHECKING:
     from training.core.contracts.kinds import HangKind
 
-# How some of the sentences begin, for those who want to tell them apart.
-BLIND, QUIET, PAUSED = "no stack of ", "nobody waits for another rank, nobody does anything: ", "stopped (SIGSTOP): "
-LOOPS = "in the same Python functions all the time, an endless loop or long work: "
 GPU = "the GPU"  # waited for, perhaps because it waits for others
 BURST = 20  # dumps in a row of a rank that may spin: all of them must be the same
 BURST_GIL, BURST_LIMIT_S = 0.9, 10.0
@@ -31,29 +29,31 @@ def detect_stall(
     burst: Burst | None = None,
     elsewhere: bool = False,
     alone: bool = False,
-) -> HangFinding | str:
+) -> HangFinding | NoFinding:
     """`samples`: of at least two moments. `ended`: rank → status of those that are gone. `elsewhere`: ranks of other machines may be
     waited for. `burst`: takes many stacks of a pid in a row; without it an endless loop is never told from a long computation.
     `alone`: they reach back so far that a data loader which gets nothing is a standstill also where no rank waits for another, and a
     file that is being written is no excuse any more."""
     seen = courses(samples)
     if not seen or (samples and seen.keys() != samples[-1].looks.keys()):
-        return "the ranks were not there in every sample"
+        return NoFinding(hang_report.SHORT, "the ranks were not there in every sample")
     stopped = [c for c in seen.values() if c.always("Tt")]
     if stopped and len(stopped) < len(seen):
         c = stopped[0]
         by = "held by a debugger" if c.always("t") else f"stopped (SIGSTOP); go on: kill -CONT {c.pid}"
         return _finding(STOPPED, c, f"is {by}", seen)
     if stopped:
-        return f"{PAUSED}all ranks; go on: kill -CONT {' '.join(str(c.pid) for c in stopped)}"
+        pids = " ".join(str(c.pid) for c in stopped)
+        return NoFinding(hang_report.PAUSED, f"stopped (SIGSTOP): all ranks; go on: kill -CONT {pids}")
     blind = [f"rank {c.rank}: {c.last.stack}" for c in seen.values() if all(isinstance(look.stack, str) for look in c.looks)]
     if blind:
-        return f"{BLIND}{'; '.join(blind)}"
+        return NoFinding(hang_report.BLIND, f"no stack of {'; '.join(blind)}")
     waiting = {c.rank: name for c in seen.values() if (name := waits(c))}
     others = [c for c in seen.values() if c.rank not in waiting]
     going_round = [c.rank for c in others if c.woken and c.last.main and in_collective(c.last.main)]
     if going_round:
-        return f"collectives go on: {'; '.join(f'rank {rank} {_doing(seen[rank])}' for rank in going_round)}"
+        shown = "; ".join(f"rank {rank} {_doing(seen[rank])}" for rank in going_round)
+        return NoFinding(hang_report.ADVANCES, f"collectives go on: {shown}")
     if not waiting:
         return _nobody_waits(seen, alone)
     if not others:
@@ -62,8 +62,11 @@ def detect_stall(
     for c in others:
         how = _stands_still(c, burst, alone)
         if how is None:
-            what = LOOPS if spins(c) else "one of them works: "
-            return f"{what}rank {c.rank} {_doing(c)}; {_waiters(waiting)}"
+            shown = f"rank {c.rank} {_doing(c)}; {_waiters(waiting)}"
+            if spins(c):
+                text = f"in the same Python functions all the time, an endless loop or long work: {shown}"
+                return NoFinding(hang_report.LOOPS, text)
+            return NoFinding(hang_report.WORKS, f"one of them works: {shown}")
         guilty.append((c, how))
     c, how = guilty[0]
     if len(guilty) > 1:
@@ -91,7 +94,7 @@ def on_gpu(found: HangFinding) -> list[int]:
     return [rank for rank, place in sorted(found.waiting.items()) if place.startswith(f"waits in {GPU}")]
 
 
-def _all_wait(seen: dict[int, RankTrace], waiting: dict[int, str], ended: Mapping[int, int], elsewhere: bool) -> HangFinding | str:
+def _all_wait(seen: dict[int, RankTrace], waiting: dict[int, str], ended: Mapping[int, int], elsewhere: bool) -> HangFinding | NoFinding:
     done = sorted(rank for rank, status in ended.items() if status == 0)
     since = _since(seen)
     if done:
@@ -100,10 +103,11 @@ def _all_wait(seen: dict[int, RankTrace], waiting: dict[int, str], ended: Mappin
         how = how if len(done) == 1 else f"{how}: {who}"
         return HangFinding(UNEVEN, done[0], None, how, _places(seen), _stacks(seen), since)
     if elsewhere:  # somebody there may evaluate; if he is stuck, his own machine's watch names him
-        return "all ranks here wait, for a rank of another machine perhaps: " + _waiters(waiting)
+        text = f"all ranks here wait, for a rank of another machine perhaps: {_waiters(waiting)}"
+        return NoFinding(hang_report.ELSEWHERE, text)
     places = _places(seen)
     if len(seen) == 1:
-        return f"the only rank here {places[min(places)]}"
+        return NoFinding(hang_report.SINGLE, f"the only rank here {places[min(places)]}")
     if len(set(places.values())) > 1:
         how = "all ranks wait for each other, in different places: uneven batches, or a branch that not all of them take"
         return HangFinding(UNEVEN, None, None, how, places, _stacks(seen), since)
@@ -111,14 +115,14 @@ def _all_wait(seen: dict[int, RankTrace], waiting: dict[int, str], ended: Mappin
     return HangFinding(HANG, None, None, how, places, _stacks(seen), since)
 
 
-def _nobody_waits(seen: dict[int, RankTrace], alone: bool) -> HangFinding | str:
+def _nobody_waits(seen: dict[int, RankTrace], alone: bool) -> HangFinding | NoFinding:
     """Without a rank that waits for another one, only a data loader that gets nothing from idle workers is certain: a script may
     sleep, serve or poll as long as it likes."""
     shown = "; ".join(f"rank {c.rank} {_doing(c)}" for c in seen.values())
     if not all(c.idle and c.same_functions for c in seen.values()):
-        return shown
+        return NoFinding(hang_report.WORKS, shown)
     if not (alone and all(c.last.main and waits_for_worker(c.last.main) for c in seen.values())):
-        return f"{QUIET}{shown}"
+        return NoFinding(hang_report.QUIET, f"nobody waits for another rank, nobody does anything: {shown}")
     first = seen[min(seen)]
     return _finding(HANG, first, _at_worker(first)[0], seen)
 

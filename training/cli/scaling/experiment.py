@@ -89,7 +89,7 @@ def prepare(options: ScalingOptions, environ: Mapping[str, str]) -> Experiment:
     for name, (_, typed) in line.flags.items():
         if name in FIXED:
             fixes = [f"--steps={options.steps}"] if name == "num_iterations" else []
-            problems.append(Problem(f"{typed} can not be chosen here: the measurement sets it", "left out", fixes))
+            problems.append(Problem("scaling.fixed_flag", f"{typed} can not be chosen here: the measurement sets it", "left out", fixes))
             args = without(args, name)
     given = [line.flags["config"][0]] if "config" in line.flags else line.positional[:1]
     if not given:
@@ -97,19 +97,26 @@ def prepare(options: ScalingOptions, environ: Mapping[str, str]) -> Experiment:
     config = given[0] if given else QUICKSTART
     if "dry_run" in line.flags:
         problems.append(
-            Problem("--dry_run: a measurement has no plan to show", "left out", [f"./{SCRIPT} 2 {shlex.quote(config)} --dry_run"])
+            Problem(
+                "scaling.no_dry_run",
+                "--dry_run: a measurement has no plan to show",
+                "left out",
+                [f"./{SCRIPT} 2 {shlex.quote(config)} --dry_run"],
+            )
         )
         args = without(args, "dry_run")
     values, _ = loader.load(Path(os.path.expanduser(given[0] if given else str(ROOT / QUICKSTART))))  # noqa: PTH111 – as in training.plan.request
     resolved = resolve.resolve(line, values, environ)
     if (task := resolved.config.task) != tasks.GPT:
-        raise UserError(Problem(f"task is {task!r} ({resolved.origins['task']}): scaling is measured for {tasks.GPT}", tasks.GPT))
+        raise UserError(
+            Problem("scaling.task", f"task is {task!r} ({resolved.origins['task']}): scaling is measured for {tasks.GPT}", tasks.GPT)
+        )
     ranks = options.ranks or default_ranks(resolved.config.device, environ)
     # As variables, so that the commands which the plan suggests hold only what the user typed.
     fixed = FIXED | {"num_iterations": "1", "out_dir": tempfile.gettempdir(), "run_name": f"scaling-{os.getpid()}"}
     surroundings = {k: v for k, v in {**environ, **{resolve.PREFIX + n.upper(): v for n, v in fixed.items()}}.items() if v}
     typed_total = line.flags.get("total_batch_size", ("", ""))[0]
-    if not any(p.what.startswith("total_batch_size ") for p in resolved.problems):
+    if not any(p.field == "total_batch_size" for p in resolved.problems):
         total = weak_total(resolved.config, max(ranks))
         if total:
             args = without(args, "total_batch_size")
@@ -192,4 +199,6 @@ def _translated(problem: Problem, ranks: int, total: str) -> Problem:
         own = "" if number == ranks else f" --ranks={number}"
         return f"{COMMAND}{own}{match[2]}{'' if '--total_batch_size=' in match[2] else total}"
 
-    return Problem(problem.what, problem.allowed, [re.sub(r"^\./launch_train\.sh (\d+)(.*)$", ours, fix) for fix in problem.fixes])
+    return Problem(
+        problem.code, problem.what, problem.allowed, [re.sub(r"^\./launch_train\.sh (\d+)(.*)$", ours, fix) for fix in problem.fixes]
+    )

@@ -59,10 +59,10 @@ class ShardsFacts(TypedDict):
 
 
 class WarningFacts(TypedDict):
+    code: str  # training.core.codes
     text: str
     rank: NotRequired[int]
     by: NotRequired[Literal["supervisor"]]  # who has seen it, where it was not the rank itself
-    phase: NotRequired[str]
 
 
 class InjectedFacts(TypedDict):

@@ -137,6 +137,7 @@ class HostState(TypedDict):
 
 
 class AlertState(TypedDict):
+    code: str  # training.core.codes
     text: str
     rank: int | None
     gpu: int | None

@@ -72,11 +72,11 @@ def split(args: list[str]) -> SplitArgs:
             line.sbatch.append(f"--{name}{equals}{text}")
         elif name in (*VALUED, RANKS, MORE):
             if not equals and (not rest or (rest[0].startswith("--") and name != MORE)):
-                line.problems.append(Problem(f"--{typed} has no value", f"--{typed}=VALUE"))
+                line.problems.append(Problem("flag.no_value", f"--{typed} has no value", f"--{typed}=VALUE"))
                 continue
             _take(line, name, text if equals else rest.pop(0))
         elif name in REFUSED:
-            line.problems.append(Problem(f"--{typed} is not for {SCRIPT}", REFUSED[name]))
+            line.problems.append(Problem("flag.other_script", f"--{typed} is not for {SCRIPT}", REFUSED[name]))
             _drop_value(equals, rest)
         elif word[:2] in SHORT and not word.startswith("--"):
             line.problems.append(_short(word, args, len(args) - len(rest) - 1))
@@ -99,7 +99,11 @@ def _take(line: SplitArgs, name: str, text: str) -> None:
         line.ranks = int(text)
     else:
         line.problems.append(
-            Problem(f"ranks_per_node is {text!r} (from --ranks_per_node on the command line)", f"a whole number from 1 to {MAX_RANKS}")
+            Problem(
+                "flag.value",
+                f"ranks_per_node is {text!r} (from --ranks_per_node on the command line)",
+                f"a whole number from 1 to {MAX_RANKS}",
+            )
         )
 
 
@@ -108,15 +112,17 @@ def _more(line: SplitArgs, text: str) -> None:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        line.problems.append(Problem(f"--sbatch is {text!r}: {error}", "options as a shell would take them"))
+        line.problems.append(Problem("slurm.sbatch_quotes", f"--sbatch is {text!r}: {error}", "options as a shell would take them"))
         return
     for word in words:
         name = word.removeprefix("--").partition("=")[0]
         if not word.startswith("--") or len(word) == 2:
-            line.problems.append(Problem(f"--sbatch holds {word!r}", 'long options with =, such as --sbatch="--nodes=2 --mem=64G"'))
+            line.problems.append(
+                Problem("slurm.sbatch_word", f"--sbatch holds {word!r}", 'long options with =, such as --sbatch="--nodes=2 --mem=64G"')
+            )
             return
         elif name in REFUSED:
-            line.problems.append(Problem(f"--sbatch holds --{name}", REFUSED[name]))
+            line.problems.append(Problem("slurm.sbatch_own", f"--sbatch holds --{name}", REFUSED[name]))
         else:
             line.sbatch.append(word)
 
@@ -137,7 +143,7 @@ def _unknown(typed: str, equals: str, text: str, args: list[str], at: int) -> Pr
     if not name:
         return None
     fixed = f"--{name if name == 'ranks_per_node' else name.replace('_', '-')}{equals}{text}"
-    return Problem(f"--{typed} is not a known flag", "", [_command([*args[:at], fixed, *args[at + 1 :]])])
+    return Problem("flag.unknown", f"--{typed} is not a known flag", "", [_command([*args[:at], fixed, *args[at + 1 :]])])
 
 
 def _short(word: str, args: list[str], at: int) -> Problem:
@@ -147,7 +153,7 @@ def _short(word: str, args: list[str], at: int) -> Problem:
     if not value and letter not in BARE_LETTERS:
         value, rest = (rest[0], rest[1:]) if rest else ("VALUE", rest)
     fixed = f"--{SHORT[letter]}" + ("" if letter in BARE_LETTERS else f"={value}")
-    return Problem(f"{word} is not known here", "the long options of sbatch", [_command([*args[:at], fixed, *rest])])
+    return Problem("flag.unknown", f"{word} is not known here", "the long options of sbatch", [_command([*args[:at], fixed, *rest])])
 
 
 def _command(args: list[str]) -> str:
@@ -181,7 +187,12 @@ def nodes(line: SplitArgs, script: Path) -> int:
     if text.isdecimal() and len(text) < 6 and int(text):
         return int(text)
     line.problems.append(
-        Problem(f"nodes is {text!r} (from --nodes)", "one number: the batch is divided by all ranks, so it must be known", ["--nodes=2"])
+        Problem(
+            "flag.value",
+            f"nodes is {text!r} (from --nodes)",
+            "one number: the batch is divided by all ranks, so it must be known",
+            ["--nodes=2"],
+        )
     )
     return 0
 

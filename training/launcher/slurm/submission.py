@@ -46,7 +46,9 @@ class FrozenJob:
     def facts(self) -> JobRecord:
         found = cast("JobRecord | None", rundir.read_json(self.record))
         if found is None:
-            raise UserError(Problem(f"{self.record} is missing or damaged", "a job that submit_job.sh has prepared"))
+            raise UserError(
+                Problem("slurm.submission_damaged", f"{self.record} is missing or damaged", "a job that submit_job.sh has prepared")
+            )
         return found
 
     def withdraw(self) -> None:
@@ -67,10 +69,10 @@ def check(line: options.SplitArgs, nodes: int, ranks: int, environ: Mapping[str,
         request = read(LAUNCHER, [*front, *line.training], outside(environ), installed)
     except UserError as error:
         # Without a number of ranks nothing can be said of how they divide the batch.
-        known = [p for p in error.problems if (ranks and nodes) or "does not divide" not in p.what]
+        known = [p for p in error.problems if (ranks and nodes) or p.code != "batch.not_divisible"]
         typed = command(LAUNCHER, front), command(options.SCRIPT, line.typed)
         helps = f"./{LAUNCHER} --help", f"./{options.SCRIPT} --help"
-        problems = [Problem(p.what, p.allowed, [fix.replace(*typed, 1).replace(*helps) for fix in p.fixes]) for p in known]
+        problems = [Problem(p.code, p.what, p.allowed, [fix.replace(*typed, 1).replace(*helps) for fix in p.fixes]) for p in known]
         raise UserError([*line.problems, *problems], error.code) from None
     if line.problems:
         raise UserError(line.problems)
@@ -99,7 +101,7 @@ def submission(args: list[str], environ: Mapping[str, str], installed: bool = Tr
 
 def _no_ranks(line: options.SplitArgs, why: str) -> Problem:
     fixes = [command(options.SCRIPT, ["--ranks_per_node=2", *line.typed, *line.training])]
-    return Problem(f"{why}, and nothing says how many ranks a node has", "a number of ranks, or GPUs on each node", fixes)
+    return Problem("slurm.no_ranks", f"{why}, and nothing says how many ranks a node has", "a number of ranks, or GPUs on each node", fixes)
 
 
 def inside(args: list[str], environ: Mapping[str, str]) -> tuple[Request, options.SplitArgs, int, int]:
@@ -108,7 +110,9 @@ def inside(args: list[str], environ: Mapping[str, str]) -> tuple[Request, option
     if line.sbatch:
         shown = shlex.join(line.sbatch)
         fix = shlex.join(["sbatch", *line.sbatch, options.SCRIPT, *line.training])
-        line.problems.append(Problem(f"{shown} came after {options.SCRIPT}: the job has started without it", "", [fix]))
+        line.problems.append(
+            Problem("slurm.late_argument", f"{shown} came after {options.SCRIPT}: the job has started without it", "", [fix])
+        )
     nodes, ranks = int(environ["SLURM_JOB_NUM_NODES"]), options.ranks_given(line, environ)
     if not ranks:
         tail = shlex.join(line.training or [QUICKSTART])
@@ -117,7 +121,7 @@ def inside(args: list[str], environ: Mapping[str, str]) -> tuple[Request, option
             f"sbatch {options.NO_GRES} {options.SCRIPT} --ranks_per_node=2 --device=cpu {tail}",
         ]
         what = "this job has no GPUs (SLURM_GPUS_ON_NODE is not set), and nothing says how many ranks a node has"
-        line.problems.append(Problem(what, "GPUs on each node, or a number of ranks", fixes))
+        line.problems.append(Problem("slurm.no_ranks", what, "GPUs on each node, or a number of ranks", fixes))
     return check(line, nodes, ranks, environ), line, nodes, ranks
 
 

@@ -17,7 +17,7 @@ from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, HealthCheck
 from training.monitor.health.target import Target
 from training.monitor.state import DIED, ENDED, FINISHED, RunWatch
 from training.watchdog import stall_detector
-from training.watchdog.hang_report import HangFinding
+from training.watchdog.hang_report import LOOPS, QUIET, SHORT, HangFinding, NoFinding
 
 if TYPE_CHECKING:
     from training.core.contracts.state import HealthRow, RunState
@@ -77,7 +77,7 @@ def _look(found: Target, watch: RunWatch | None, shared: host_stats.Shared) -> H
     told = None if found.beats else logs.watch(found, shared)
     log = told.read(0.0) if told else None
     shared.ask()
-    verdict: HangFinding | str = ""
+    verdict: HangFinding | NoFinding = NoFinding(SHORT, "")
     if found.beats and before is not None:
         usual = before["training"]["step_ms_p95"]
         seen = activity.at_heartbeats(found, usual / 1000 if usual else None)
@@ -116,11 +116,11 @@ def _went_on(before: RunState | None, after: RunState | None) -> bool:
     return first is not None and last is not None and last > first
 
 
-def _at_processes(found: Target) -> tuple[ActivityWindow, HangFinding | str]:
+def _at_processes(found: Target) -> tuple[ActivityWindow, HangFinding | NoFinding]:
     """What looks like a standstill is looked at again, for longer: a second without a move happens to anybody."""
     seen = activity.at_processes(found, activity.LOOK_S)
     verdict = stall_detector.detect_stall(seen.samples, {})
-    again = isinstance(verdict, HangFinding) or verdict.startswith((stall_detector.QUIET, stall_detector.LOOPS))
+    again = isinstance(verdict, HangFinding) or verdict.code in (QUIET, LOOPS)
     if again and not any(m.stopped or m.gone for m in seen.motions.values()):
         later = activity.at_processes(found, activity.MORE_S)
         joined = activity.join(seen, later)

@@ -12,7 +12,7 @@ from training.monitor.health.activity import ActivityWindow, RankActivity
 from training.monitor.health.check import BAD, OK, UNKNOWN, HealthCheck, alike, numbers, span
 from training.monitor.health.target import Target
 from training.watchdog import heartbeat_watchdog, stall_detector
-from training.watchdog.hang_report import HangFinding
+from training.watchdog.hang_report import BLIND, LOOPS, PAUSED, QUIET, HangFinding, NoFinding
 from training.watchdog.probes.sampling import IDLE_SHARE
 from training.watchdog.probes.stacks import own
 
@@ -100,7 +100,9 @@ def _without_a_step(motions: dict[int, RankActivity], seconds: float, state: Run
     return HealthCheck(STEPS, OK, f"within a step{lasts}: {_phases(motions)}; not overdue")
 
 
-def of_processes(looked: ActivityWindow, verdict: HangFinding | str, gpus: dict[int, GpuState], *, logs_on: bool = False) -> HealthCheck:
+def of_processes(
+    looked: ActivityWindow, verdict: HangFinding | NoFinding, gpus: dict[int, GpuState], *, logs_on: bool = False
+) -> HealthCheck:
     """By stacks, CPU, I/O and collectives; `gpus`: the GPU of each rank; `logs_on`: its log tells of further steps."""
     motions = looked.motions
     if stopped := _stopped(motions):
@@ -120,13 +122,13 @@ def of_processes(looked: ActivityWindow, verdict: HangFinding | str, gpus: dict[
             return HealthCheck(STEPS, UNKNOWN, text, headline=headline)
         return HealthCheck(STEPS, BAD, verdict.sentence(), (verdict.rank,) if verdict.rank is not None else (), _headline(verdict))
     idle = sorted(set(motions) - set(work))
-    unsure = verdict.startswith((stall_detector.BLIND, stall_detector.QUIET, stall_detector.LOOPS, stall_detector.PAUSED))
-    if verdict.startswith(stall_detector.BLIND) and not idle:
+    unsure = verdict.code in (BLIND, QUIET, LOOPS, PAUSED)
+    if verdict.code == BLIND and not idle:
         return HealthCheck(
             STEPS, UNKNOWN, f"{proof}; {verdict}", headline=f"the ranks use their CPUs, but may not be looked into: {verdict}"
         )
     if unsure or idle:
-        return HealthCheck(STEPS, UNKNOWN, f"{proof}; {verdict}", tuple(idle), headline=verdict)
+        return HealthCheck(STEPS, UNKNOWN, f"{proof}; {verdict}", tuple(idle), headline=str(verdict))
     return HealthCheck(STEPS, OK, proof)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from training.core import metric_units, run_reader, units
 from training.core.jsonl import dig, items, text, whole
 from training.core.rundir import RunDir
+from training.monitor import alerts
 from training.monitor.health.activity import ActivityWindow
 from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, HealthCheck, alike, span
 from training.monitor.health.target import Target
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 SHOWN = 3  # findings
+TOLD_ABOVE = (*alerts.CODES_OF_FULL, "alert.foreign_process")  # by other checks
 STARTS, TELLING = ("start", "restart"), ("restart", "warning", "verdict")  # kinds of events
 UNEVEN = 1.2  # times the memory of another rank
 LATE = 2  # so many usual distances between checkpoints without one get a word
@@ -126,19 +128,19 @@ def loss(state: RunState) -> HealthCheck:
     value = training["loss"]
     if value is None:
         return HealthCheck("loss", UNKNOWN, "none is recorded yet")
-    unit = f" {training['loss_unit']}" if training["loss_unit"] else ""
+    factor, unit = metric_units.display(training)
     if not math.isfinite(value):
         return HealthCheck("loss", BAD, f"{value} at step {progress['step']}", headline=f"the loss is {value} at step {progress['step']}")
     norm = training["grad_norm"]
     more = "" if norm is None else f", gradient norm {norm:.3g}"
     if norm is not None and not math.isfinite(norm):
         return HealthCheck("loss", BAD, f"gradient norm {norm} at step {progress['step']}")
-    return HealthCheck("loss", OK, f"{units.decimal(value)}{unit} at step {progress['step']}, finite{more}")
+    return HealthCheck("loss", OK, f"{units.decimal(value * factor)}{f' {unit}' if unit else ''} at step {progress['step']}, finite{more}")
 
 
 def memory(state: RunState) -> HealthCheck:
     held = {r["rank"]: size / GIB for r in state["ranks"] if (size := r["memory_bytes"]) is not None}
-    system = [alert["text"] for alert in state["alerts"] if alert["rank"] is None and alert["gpu"] is None and "full" in alert["text"]]
+    system = [alert["text"] for alert in state["alerts"] if alert["code"] in alerts.CODES_OF_FULL]
     shown = f"{span(held.values(), 'GiB', 2)} for each rank" if held else "no rank's is recorded yet"
     if held and max(held.values()) > UNEVEN * min(held.values()):
         shown += f", most for rank {max(held, key=lambda rank: held[rank])}"
@@ -176,7 +178,7 @@ def findings(happened: list[EventRecord]) -> list[HealthCheck]:
 
 def attention(state: RunState) -> list[HealthCheck]:
     """What else the monitor calls for: heat, disks, the clock. Strangers on a GPU are the check of the GPUs."""
-    rest = [a["text"] for a in state["alerts"] if a["rank"] is None and "full" not in a["text"] and "not of this run" not in a["text"]]
+    rest = [a["text"] for a in state["alerts"] if a["rank"] is None and a["code"] not in TOLD_ABOVE]
     return [HealthCheck("attention", WARN, "; ".join(rest))] if rest else []
 
 

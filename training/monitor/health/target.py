@@ -139,4 +139,4 @@ def _run_of(pid: int) -> RunDir | None:
 
 def _ours(problem: Problem) -> Problem:
     fixes = [fix.replace(discovery.COMMAND, COMMAND) for fix in problem.fixes]
-    return Problem(problem.what, problem.allowed, fixes)
+    return Problem(problem.code, problem.what, problem.allowed, fixes)

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from training.core import find_run
+from training.core import args, find_run
 from training.core.errors import Problem, UserError
 from training.core.find_run import EXPERIMENTS, LATEST, RunSelector
 from training.core.project import ROOT
@@ -18,7 +18,7 @@ from training.diagnose import card
 COMMAND = "./duet report"
 ASKER = RunSelector("RUN", f"{COMMAND} ", f"{COMMAND} {LATEST}")
 LANGUAGES = tuple(card.WORDS)
-TAKES_VALUE = {"out": True, "lang": True, "quiet": False, "help": False}
+FLAGS = {"out": args.TEXT, "lang": args.one_of(*LANGUAGES), "quiet": args.SWITCH, "help": args.SWITCH}
 NAMES, NAME_LENGTH = 3, 90  # of runs in a file name, characters
 
 
@@ -35,42 +35,12 @@ class ReportOptions:
 
 def parse(argv: list[str], root: Path = ROOT) -> ReportOptions:
     """Raises UserError with all problems at once."""
-    options, rest = ReportOptions(), list(argv)
-    words: list[str] = []
-    values: dict[str, str] = {}
-    problems: list[Problem] = []
-    unknown: list[tuple[str, str]] = []
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("-") or word == "-":
-            words.append(word)
-            continue
-        typed, equals, value = ("help", "", "") if word == "-h" else word.removeprefix("--").partition("=")
-        name = typed.replace("-", "_")
-        if name not in TAKES_VALUE:
-            unknown.append((word.partition("=")[0], equals + value))
-            continue
-        if TAKES_VALUE[name] and not equals and rest and not rest[0].startswith("--"):
-            value = rest.pop(0)
-        if TAKES_VALUE[name] and not value:
-            problems.append(Problem(f"--{typed} has no value", f"--{typed}=VALUE"))
-        elif not TAKES_VALUE[name] and equals:
-            problems.append(Problem(f"--{typed} has the value {value!r}", "no value", [f"{COMMAND} --{typed}"]))
-        elif name in values and values[name] != value:
-            problems.append(Problem(f"--{typed} is given twice, as {values[name]!r} and {value!r}", "once"))
-        values[name] = value
-    if unknown:
-        from training.config.flags import unknown_flag  # only when something is wrong
-
-        again = " ".join([COMMAND, *map(shlex.quote, words)])
-        problems[:0] = [unknown_flag(again, flag, value, TAKES_VALUE) for flag, value in unknown]
-    options.help, options.quiet = "help" in values, "quiet" in values
+    line = args.parse(argv, FLAGS, COMMAND)
+    values, problems = line.values, line.problems
+    options = ReportOptions(lang=values.get("lang") or "", quiet="quiet" in values, help="help" in values)
     if options.help:
         return options
-    options.lang = values.get("lang", "")
-    if options.lang and options.lang not in LANGUAGES:
-        problems.append(Problem(f"--lang is {options.lang!r}", " or ".join(LANGUAGES), [f"{COMMAND} --lang={LANGUAGES[0]}"]))
-    _find_runs(options, words, root, problems)
+    _find_runs(options, line.words, root, problems)
     if options.runs and not problems:
         options.out = Path(values["out"]).expanduser().absolute() if values.get("out") else _place(options.runs, root)
         problems += _not_writable(options)
@@ -81,7 +51,7 @@ def parse(argv: list[str], root: Path = ROOT) -> ReportOptions:
 
 def _find_runs(options: ReportOptions, words: list[str], root: Path, problems: list[Problem]) -> None:
     if not words:
-        problems.append(Problem("no run is given", "run directories, their names, or latest", [f"{COMMAND} {LATEST}"]))
+        problems.append(Problem("run.not_given", "no run is given", "run directories, their names, or latest", [f"{COMMAND} {LATEST}"]))
     for word in words:
         try:
             run = find_run.find(None if word == LATEST else word, root / EXPERIMENTS, ASKER)
@@ -89,7 +59,7 @@ def _find_runs(options: ReportOptions, words: list[str], root: Path, problems: l
             problems += [_or_latest(problem, word) for problem in error.problems]
             continue
         if any(os.path.realpath(run.path) == os.path.realpath(other.path) for other in options.runs):
-            problems.append(Problem(f"{run.name} is given twice", "each run once"))
+            problems.append(Problem("run.twice", f"{run.name} is given twice", "each run once"))
         options.runs.append(run)
 
 
@@ -111,8 +81,8 @@ def _not_writable(options: ReportOptions) -> list[Problem]:
     folder = options.out.parent
     if options.out.is_dir():
         again = shlex.join([*(str(run.path) for run in options.runs), f"--out={options.out / 'report.html'}"])
-        return [Problem(f"--out is {str(options.out)!r}: a folder", "a file", [f"{COMMAND} {again}"])]
+        return [Problem("output.is_folder", f"--out is {str(options.out)!r}: a folder", "a file", [f"{COMMAND} {again}"])]
     if not folder.is_dir():
         fix = f"mkdir -p {shlex.quote(str(folder))}"
-        return [Problem(f"{str(folder)!r} is no folder, and the report would go there", "a folder that exists", [fix])]
+        return [Problem("output.no_folder", f"{str(folder)!r} is no folder, and the report would go there", "a folder that exists", [fix])]
     return []

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final, cast
 
+from training.core import codes
 from training.core.errors import Problem
 
 if TYPE_CHECKING:
@@ -29,13 +30,18 @@ class Check:
     fixes: list[str] = field(default_factory=list)
     facts: dict[str, str | None] = field(default_factory=dict)  # the text, for programs; of the check of versions only
 
+    @property
+    def code(self) -> str:
+        """For programs; the number of a GPU is no part of it."""
+        return f"{codes.CHECKS}.{codes.of_check(self.name)}"
+
     def record(self) -> CheckRecord:
         record = asdict(self)
         del record["facts"]
         return cast("CheckRecord", record)
 
     def problem(self) -> Problem:
-        return Problem(self.text, "", self.fixes)
+        return Problem(self.code, self.text, "", self.fixes)
 
 
 def worst(checks: Iterable[Check]) -> CheckStatus:

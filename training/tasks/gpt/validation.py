@@ -40,4 +40,4 @@ def divides(config: Config, origins: Mapping[str, str], ranks: int) -> list[Prob
         f"({origins['device_batch_size']}) × max_seq_len {seq} ({origins['max_seq_len']}) × {counted} = {device * seq * ranks}"
     )
     fixes = [f"--{name}={value}" for name, value in batch.repairs(device, seq, ranks, total)]
-    return [Problem(what, f"a multiple of {device * seq * ranks} tokens", fixes)]
+    return [Problem("batch.not_divisible", what, f"a multiple of {device * seq * ranks} tokens", fixes)]

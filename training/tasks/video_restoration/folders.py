@@ -70,7 +70,7 @@ def _numbers(options: Any, origins: Mapping[str, str]) -> list[Problem]:
     problems: list[Problem] = []
 
     def wrong(name: str, why: str, allowed: str, *fixes: str) -> None:
-        problems.append(Problem(told(options, name, origins) + why, allowed, [f"--{name}={fix}" for fix in fixes]))
+        problems.append(Problem("field.value", told(options, name, origins) + why, allowed, [f"--{name}={fix}" for fix in fixes]))
 
     def listed(name: str, read: Callable[[str], list[Any]], good: Callable[[list[Any]], bool], allowed: str, *fixes: str) -> list[Any]:
         try:
@@ -120,7 +120,7 @@ def _both(options: Any, origins: Mapping[str, str]) -> list[Problem]:
         return []
     there, absent = ("dataroot_spike", "test_dataroot_spike") if options.dataroot_spike else ("test_dataroot_spike", "dataroot_spike")
     what = f"{told(options, there, origins)}, but {absent} is empty"
-    return [Problem(what, "spikes in training and validation, or in neither", [f"--{absent}=FOLDER", f"--{there}="])]
+    return [Problem("video.frames_differ", what, "spikes in training and validation, or in neither", [f"--{absent}=FOLDER", f"--{there}="])]
 
 
 def _lengths(options: Any, scan: Scan, origins: Mapping[str, str]) -> list[Problem]:
@@ -139,4 +139,4 @@ def _lengths(options: Any, scan: Scan, origins: Mapping[str, str]) -> list[Probl
     fits = (least - 1) // steps + 1
     fixes = [f"--num_frame={fits}"] if fits >= 2 else []
     names = some([f"{clip.name} ({len(clip.gt)})" for clip in short])
-    return [Problem(f"{what}: {names}", "clips of that many frames, or fewer frames in a sample", fixes)]
+    return [Problem("video.clip_lengths", f"{what}: {names}", "clips of that many frames, or fewer frames in a sample", fixes)]

@@ -41,20 +41,24 @@ def _fit(options: Any, part: str, sizes: dict[str, tuple[Size, Size]], origins: 
         named = some([f"{name} ({_said(gt)} and {_said(lq)})" for name, (gt, lq) in unequal.items()])
         what = f"{told(options, 'scale', origins)}, but sharp and blurred frames have the sizes of {named}"
         fixes = [f"--scale={other}" for other in (1, 2, 4) if _scaled(lq, other) == gt]
-        problems.append(Problem(what, "sharp frames as many times as large as blurred ones", fixes))
+        problems.append(Problem("video.frame_sizes", what, "sharp frames as many times as large as blurred ones", fixes))
     least = min(min(gt) for gt, _ in sizes.values())
     small = some([f"{name} ({_said(gt)})" for name, (gt, _) in sizes.items() if min(gt) < options.gt_size])
     crop = [f"--gt_size={least // scale * scale}"]
     if part == "val":
         if least < WINDOW:
             what = f"{told(options, 'test_dataroot_gt', origins)}: frames of {least} pixels are smaller than SSIM's window"
-            problems.append(Problem(what, f"{WINDOW} pixels on each side, or more"))
+            problems.append(Problem("video.crop_size", what, f"{WINDOW} pixels on each side, or more"))
     elif least < options.gt_size:
-        problems.append(Problem(f"{told(options, 'gt_size', origins)}, but frames are smaller: {small}", "the frames' size or less", crop))
+        problems.append(
+            Problem(
+                "video.crop_size", f"{told(options, 'gt_size', origins)}, but frames are smaller: {small}", "the frames' size or less", crop
+            )
+        )
     elif options.gt_size == 0 and len({gt for gt, _ in sizes.values()}) > 1:
         named = some([f"{name} {_said(gt)}" for name, (gt, _) in sizes.items()])
         what = f"{told(options, 'gt_size', origins)}: whole frames, but clips have different sizes: {named}"
-        problems.append(Problem(what, "a crop that fits into all of them", crop))
+        problems.append(Problem("video.frame_sizes", what, "a crop that fits into all of them", crop))
     return problems
 
 
@@ -79,10 +83,10 @@ def _size(file: str, problems: list[Problem]) -> Size | None:
                 size, mode = picture.size, picture.mode
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         why = getattr(error, "strerror", None) or "no picture that Pillow can read"
-        problems.append(Problem(f"{file}: {why}", "PNG, JPEG, BMP, TIFF or WebP"))
+        problems.append(Problem("video.frame_unreadable", f"{file}: {why}", "PNG, JPEG, BMP, TIFF or WebP"))
         return None
     if mode not in MODES:
-        problems.append(Problem(f"{file} has pixels of the kind {mode}", "8 bits a colour"))
+        problems.append(Problem("video.pixel_format", f"{file} has pixels of the kind {mode}", "8 bits a colour"))
         return None
     return size
 
@@ -95,23 +99,29 @@ def _spikes(options: Any, prefix: str, files: tuple[str, ...], origins: Mapping[
         if not height or not width:
             name = "spike_w" if height else "spike_h"
             what = f"{told(options, name, origins)}, but {told(options, prefix + 'dataroot_spike', origins)} has raw spikes such as {file}"
-            return [Problem(what, "height and width of the spike camera, in pixels", [CAMERA])]
+            return [Problem("video.spikes", what, "height and width of the spike camera, in pixels", [CAMERA])]
         if height * width % 8:
             what = f"spike_h {height} × spike_w {width} is no whole number of bytes"
-            return [Problem(what, "the size of the spike camera", [CAMERA])]
+            return [Problem("video.spikes", what, "the size of the spike camera", [CAMERA])]
         for one in (files[0], files[-1]):
             size, plane = Path(one).stat().st_size, height * width // 8
             if size == 0 or size % plane:
                 what = f"{one} has {size} bytes, no multiple of the {plane} of a plane of {height} × {width} spikes (spike_h, spike_w)"
-                return [Problem(what, "spike_h and spike_w of the camera that recorded it", [CAMERA])]
+                return [Problem("video.spikes", what, "spike_h and spike_w of the camera that recorded it", [CAMERA])]
             if size // plane < options.spike_channels:
                 what = f"{told(options, 'spike_channels', origins)}, but {one} has {size // plane} planes of spikes"
-                return [Problem(what, "so many planes or fewer", [f"--spike_channels={size // plane}"])]
+                return [Problem("video.spikes", what, "so many planes or fewer", [f"--spike_channels={size // plane}"])]
         return []
     if file.endswith(".npy"):
         planes = npy_planes(file)
         if planes is None:
-            return [Problem(f"{file} is no array of numbers (height, width) or (planes, height, width)", "numpy.save of such an array")]
+            return [
+                Problem(
+                    "video.spikes",
+                    f"{file} is no array of numbers (height, width) or (planes, height, width)",
+                    "numpy.save of such an array",
+                )
+            ]
     else:
         problems: list[Problem] = []
         if _size(file, problems) is None:
@@ -119,7 +129,7 @@ def _spikes(options: Any, prefix: str, files: tuple[str, ...], origins: Mapping[
         planes = 1
     if planes < options.spike_channels:
         what = f"{told(options, 'spike_channels', origins)}, but {file} has {planes}"
-        return [Problem(what, "so many or fewer", [f"--spike_channels={planes}"])]
+        return [Problem("video.spikes", what, "so many or fewer", [f"--spike_channels={planes}"])]
     return []
 
 

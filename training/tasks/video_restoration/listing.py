@@ -61,11 +61,11 @@ class Scan:
     def _nothing(self, part: str, lq: str, spike: str) -> None:
         if part == "train":
             fixes = [MAKE, "--dataroot_gt=data/blur_video/train"]
-            self.problems.append(Problem(self.said("dataroot_gt") + ": nothing to train on", LAYOUT, fixes))
+            self.problems.append(Problem("video.no_data", self.said("dataroot_gt") + ": nothing to train on", LAYOUT, fixes))
         elif lq or spike:
             name = "dataroot_lq" if lq else "dataroot_spike"
             what = f"{self.said(name)}, but {self.prefix}dataroot_gt is empty: nothing to compare with"
-            self.problems.append(Problem(what, "both, or neither of them", [f"--{self.prefix}dataroot_gt=FOLDER"]))
+            self.problems.append(Problem("video.no_data", what, "both, or neither of them", [f"--{self.prefix}dataroot_gt=FOLDER"]))
 
     def _pairs(self, roots: dict[str, Path], part: str) -> None:
         wanted = self._listed() if part == "train" and self.options.meta_info_file else None
@@ -105,20 +105,24 @@ class Scan:
         where = {"lq": (lq, "blurred frames"), "spike": ("dataroot_spike", "spikes")}
         if alone["gt"]:
             what = f"{told(self.options, 'meta_info_file', self.origins)} names what is not in {roots['gt']}: {some(alone['gt'])}"
-            self.problems.append(Problem(what, "clips of dataroot_gt", self._near(roots["gt"], alone["gt"][0])))
+            self.problems.append(Problem("video.no_clips", what, "clips of dataroot_gt", self._near(roots["gt"], alone["gt"][0])))
         elif not self.clips and not uneven.get("meta"):
-            self.problems.append(Problem(f"{self.said('dataroot_gt')}: no clips in this folder", LAYOUT, self._inside(roots["gt"])))
+            self.problems.append(
+                Problem("video.no_clips", f"{self.said('dataroot_gt')}: no clips in this folder", LAYOUT, self._inside(roots["gt"]))
+            )
         if uneven.get("meta"):
             what = f"{told(self.options, 'meta_info_file', self.origins)} lists other frames than there are: {some(uneven['meta'])}"
-            self.problems.append(Problem(what, "CLIP FRAMES SHAPE FIRST_FRAME in each line, or CLIP alone", ["--meta_info_file="]))
+            self.problems.append(
+                Problem("video.no_clips", what, "CLIP FRAMES SHAPE FIRST_FRAME in each line, or CLIP alone", ["--meta_info_file="])
+            )
         for kind, (option, kinds) in where.items():
             if alone[kind]:
                 fixes = [f"--{self.prefix}dataroot_{kind}=FOLDER"]
                 what = f"{self.said(option)}: no {kinds} for {some(alone[kind])}"
-                self.problems.append(Problem(what, f"CLIP or CLIP/{INNER[kind]} for every clip of dataroot_gt", fixes))
+                self.problems.append(Problem("video.no_clips", what, f"CLIP or CLIP/{INNER[kind]} for every clip of dataroot_gt", fixes))
             if uneven[kind]:
                 what = f"{self.said(option)}: other frames than in {self.prefix}dataroot_gt: {some(uneven[kind])}"
-                self.problems.append(Problem(what, "for every sharp frame a file of the same name"))
+                self.problems.append(Problem("video.no_clips", what, "for every sharp frame a file of the same name"))
         if self.problems:
             self.clips = []
 
@@ -140,7 +144,11 @@ class Scan:
             lines = file.read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
             what = error.strerror if isinstance(error, OSError) else "no text"
-            self.problems.append(Problem(f"{said}: can not be read: {what}", "a file with a clip in each line", ["--meta_info_file="]))
+            self.problems.append(
+                Problem(
+                    "video.list_unreadable", f"{said}: can not be read: {what}", "a file with a clip in each line", ["--meta_info_file="]
+                )
+            )
             return {}
         found: dict[str, tuple[int, int] | None] = {}
         for number, line in enumerate(lines, 1):
@@ -150,11 +158,13 @@ class Scan:
             counts = [words[1], words[3]] if len(words) == 4 else [words[1], "0"] if len(words) > 1 else []
             if len(words) > 4 or not all(w.isascii() and w.isdecimal() for w in counts) or words[0].startswith(("/", "..")):
                 allowed = "CLIP FRAMES SHAPE FIRST_FRAME in each line, or CLIP alone"
-                self.problems.append(Problem(f"{said}: line {number} is {line[:80]!r}", allowed))
+                self.problems.append(Problem("video.list_line", f"{said}: line {number} is {line[:80]!r}", allowed))
                 return {}
             found[words[0]] = (int(counts[0]), int(counts[1])) if len(words) == 4 else None
         if not found:
-            self.problems.append(Problem(f"{said}: no clip in it", "a file with a clip in each line", ["--meta_info_file="]))
+            self.problems.append(
+                Problem("video.list_empty", f"{said}: no clip in it", "a file with a clip in each line", ["--meta_info_file="])
+            )
         return found
 
 
@@ -178,16 +188,25 @@ def missing(said: str, option: str, root: str) -> list[Problem]:
     path = expanded(root)
     if path.suffix == ".lmdb":
         there = [f"--{option}={shlex.quote(str(path.with_suffix('')))}"] if path.with_suffix("").is_dir() else []
-        return [Problem(f"{said}: an lmdb database is not read", f"folders of frames: {LAYOUT}", there or [f"--{option}=FOLDER"])]
+        return [
+            Problem("video.lmdb", f"{said}: an lmdb database is not read", f"folders of frames: {LAYOUT}", there or [f"--{option}=FOLDER"])
+        ]
     if path.is_dir():
         try:
             with os.scandir(path):
                 return []
         except OSError as error:
-            return [Problem(f"{said}: {error.strerror}", "a folder that can be read", [f"chmod u+rx {shlex.quote(str(path))}"])]
+            return [
+                Problem(
+                    "video.folder_missing",
+                    f"{said}: {error.strerror}",
+                    "a folder that can be read",
+                    [f"chmod u+rx {shlex.quote(str(path))}"],
+                )
+            ]
     if os.path.exists(path):
-        return [Problem(f"{said}: a file, no folder", LAYOUT)]
-    return [Problem(f"{said}: no such folder", LAYOUT, _nearest(option, path))]
+        return [Problem("video.folder_missing", f"{said}: a file, no folder", LAYOUT)]
+    return [Problem("video.folder_missing", f"{said}: no such folder", LAYOUT, _nearest(option, path))]
 
 
 def _nearest(option: str, path: Path) -> list[str]:

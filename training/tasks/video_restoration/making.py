@@ -8,24 +8,42 @@ import shutil
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
+from training.core import args
 from training.core.errors import Problem, UserError
 from training.core.project import ROOT
-from training.core.suggest import suggest
 from training.host import packages
 
 COMMAND = "python -m training.tasks.make_blur_video"
 NEXT = "./launch_train.sh 2 configs/video/quickstart.py"
-SWITCHES = ("spikes", "force", "help")
-NUMBERS = {"clips": (1, 1000), "frames": (2, 1000), "seed": (0, (1 << 63) - 1)}
 LAYOUTS = ("gopro", "kair")
 SIDE = (32, 2048)  # pixels; a multiple of 8, so that the raw spikes of a frame fill whole bytes
 VALIDATION = 4  # one clip for validation for so many for training
 PLANES = 32  # moments of the spike camera in a frame
 SPIKE_CHANNELS = 4  # what the next command makes of them: how the light moved while the shutter was open
 PNG_LEVEL = 1  # of zlib: three times as quick as usual, a tenth larger
+
+
+def _size(text: str) -> tuple[int, int]:
+    sides = text.lower().replace("×", "x").split("x")
+    low, high = SIDE
+    if len(sides) > 2 or not all(args.is_whole(s) and low <= int(s) <= high and int(s) % 8 == 0 for s in sides):
+        raise ValueError(text)
+    return int(sides[0]), int(sides[-1])
+
+
+FLAGS = {
+    "clips": args.whole(1, 1000, 16),
+    "frames": args.whole(2, 1000, 20),
+    "size": args.Flag(_size, f"a multiple of 8 from {SIDE[0]} to {SIDE[1]}, or WIDTHxHEIGHT", lambda text: ["128", "160x96"]),
+    "seed": args.whole(0, (1 << 63) - 1, 1),
+    "layout": args.one_of(*LAYOUTS),
+    "spikes": args.SWITCH,
+    "force": args.SWITCH,
+    "help": args.SWITCH,
+}
 
 
 @dataclass
@@ -43,71 +61,19 @@ class Chosen:
 
 def parse(argv: list[str]) -> Chosen:
     """The command line, checked. Raises UserError with everything that is wrong with it."""
-    chosen, problems, words, given = Chosen(), [], list(argv), dict[str, str]()
-    names = [f.name for f in fields(Chosen) if f.name != "folder"]
-    while words:
-        word = words.pop(0)
-        if word == "-h":
-            word = "--help"
-        if not word.startswith("-"):
-            if "folder" in given:
-                problems.append(Problem(f"{word!r} is a second folder after {given['folder']!r}", "one folder"))
-            given.setdefault("folder", word)
-            continue
-        typed, equals, value = word.lstrip("-").partition("=")
-        name = typed.replace("-", "_")
-        if name not in names or not word.startswith("--"):
-            near = suggest(name, names)
-            fixes = [f"{COMMAND} --{n}{equals}{value}" for n in near if equals or n in SWITCHES] or [f"{COMMAND} --help"]
-            problems.append(Problem(f"{word.partition('=')[0]} is not a known flag", "", fixes))
-            if not equals and words and not words[0].startswith("-") and near and near[0] not in SWITCHES:
-                words.pop(0)  # its value, and no folder
-            continue
-        if name not in SWITCHES and not equals and words and not words[0].startswith("--"):
-            value = words.pop(0)
-        if name not in SWITCHES and not value:
-            problems.append(Problem(f"--{typed} has no value", f"--{typed}=VALUE"))
-        elif name in SWITCHES and equals:
-            problems.append(Problem(f"--{typed} has the value {value!r}", "no value", [f"--{typed}"]))
-        elif given.setdefault(name, value) != value:
-            problems.append(Problem(f"--{typed} is given twice, as {given[name]!r} and {value!r}", "once"))
-        else:
-            problem = _set(chosen, name, value)
-            problems += [problem] if problem else []
-    if "folder" in given:
-        chosen.folder = Path(os.path.expanduser(given["folder"])).absolute()  # noqa: PTH111 – Path.expanduser raises for an unknown user
-    if not chosen.help and not problems:
-        problems = _room(chosen)
-    if problems and not chosen.help:
+    line = args.parse(argv, FLAGS, COMMAND)
+    chosen = Chosen(**{name: value for name, value in line.values.items() if value is not None})
+    folders, problems = line.words, line.problems
+    for word in folders[1:]:
+        problems.append(Problem("flag.positional", f"{word!r} is a second folder after {folders[0]!r}", "one folder"))
+    if folders:
+        chosen.folder = Path(os.path.expanduser(folders[0])).absolute()  # noqa: PTH111 – Path.expanduser raises for an unknown user
+    if chosen.help:
+        return chosen
+    problems = problems or _room(chosen)
+    if problems:
         raise UserError(problems)
     return chosen
-
-
-def _set(chosen: Chosen, name: str, value: str) -> Problem | None:
-    if name in SWITCHES:
-        setattr(chosen, name, True)
-    elif name == "layout":
-        if value not in LAYOUTS:
-            return Problem(f"--layout is {value!r}", " or ".join(LAYOUTS), [f"--layout={n}" for n in suggest(value, list(LAYOUTS))[:1]])
-        chosen.layout = value
-    elif name == "size":
-        sides = value.lower().replace("×", "x").split("x")
-        low, high = SIDE
-        if len(sides) > 2 or not all(_whole(s) and low <= int(s) <= high and int(s) % 8 == 0 for s in sides):
-            return Problem(
-                f"--size is {value!r}", f"a multiple of 8 from {low} to {high}, or WIDTHxHEIGHT", ["--size=128", "--size=160x96"]
-            )
-        chosen.size = (int(sides[0]), int(sides[-1]))
-    else:
-        low, high = NUMBERS[name]
-        if not _whole(value) or not low <= int(value) <= high:
-            return Problem(f"--{name} is {value!r}", f"a whole number from {low} to {high}", [f"--{name}={getattr(Chosen, name)}"])
-        setattr(chosen, name, int(value))
-    return None
-
-
-def _whole(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) < 20
 
 
 def _room(chosen: Chosen) -> list[Problem]:
@@ -116,18 +82,31 @@ def _room(chosen: Chosen) -> list[Problem]:
     if not os.path.lexists(folder):
         return []
     if not folder.is_dir() or folder.is_symlink():
-        return [Problem(f"{folder} is there and is no folder", "a folder that is empty or not there yet", [f"{COMMAND} {shown}_2"])]
+        return [
+            Problem(
+                "output.no_folder",
+                f"{folder} is there and is no folder",
+                "a folder that is empty or not there yet",
+                [f"{COMMAND} {shown}_2"],
+            )
+        ]
     try:
         inside = sorted(os.listdir(folder))
     except OSError as error:
-        return [Problem(f"{folder} can not be read: {error.strerror}", "a folder that is empty or not there yet")]
+        return [Problem("output.unwritable", f"{folder} can not be read: {error.strerror}", "a folder that is empty or not there yet")]
     if not inside or (chosen.force and all(_made_here(folder, name) for name in inside)):
         return []
     fixes = [f"{COMMAND} {shown}_2"]
     if not chosen.force:
-        return [Problem(f"{folder} is not empty", "an empty folder; --force replaces it", [f"{COMMAND} {shown} --force", *fixes])]
+        return [
+            Problem(
+                "output.not_empty", f"{folder} is not empty", "an empty folder; --force replaces it", [f"{COMMAND} {shown} --force", *fixes]
+            )
+        ]
     foreign = next(name for name in inside if not _made_here(folder, name))
-    return [Problem(f"{folder} holds {foreign!r}, which was not made here: it is not replaced", "an empty folder", fixes)]
+    return [
+        Problem("output.not_empty", f"{folder} holds {foreign!r}, which was not made here: it is not replaced", "an empty folder", fixes)
+    ]
 
 
 def _made_here(folder: Path, name: str) -> bool:
@@ -144,7 +123,14 @@ def need_packages(argv: list[str]) -> None:
     if own.is_file() and not own.parent.parent.samefile(sys.prefix):
         os.execv(own, [str(own), str(ROOT / "lib/run_module.py"), "training.tasks.make_blur_video", *argv])
     what = f"{sys.executable} has no {' and no '.join(lacks)}"
-    raise UserError(Problem(what, "an environment that has them", [packages.install(lacks), "make extras   # makes .venv, which has them"]))
+    raise UserError(
+        Problem(
+            "package.missing",
+            what,
+            "an environment that has them",
+            [packages.install(lacks), "make extras   # makes .venv, which has them"],
+        )
+    )
 
 
 def make(chosen: Chosen) -> str:

@@ -62,7 +62,9 @@ def load(path: Path, text: str, ranks: int = 2) -> ConfigFile:
         loaded.problems = [_no_json(name, text, wrong)]
         return loaded
     if not isinstance(document.value, dict):
-        loaded.problems = [Problem(f"{name} holds {kind(document.value)}", 'one object: {"task": …, "datasets": {…}, …}')]
+        loaded.problems = [
+            Problem("config.no_object", f"{name} holds {kind(document.value)}", 'one object: {"task": …, "datasets": {…}, …}')
+        ]
         return loaded
     OptionReader(name, document, ranks or 2, loaded).read()
     return loaded
@@ -76,4 +78,4 @@ def _no_json(name: str, text: str, wrong: JsoncError) -> Problem:
     secret = _SECRET_LINE.search(line) or (before and _SECRET_LINE.search(before[-1][0]))
     shown = masked(line if line.isprintable() else repr(line))
     quoted = "" if secret or not line else f": {shown if len(shown) <= 160 else shown[:157] + '…'}"
-    return Problem(f"{name}:{wrong.line}:{wrong.column}: {wrong.message}{quoted}", "JSON, with // comments")
+    return Problem("config.syntax", f"{name}:{wrong.line}:{wrong.column}: {wrong.message}{quoted}", "JSON, with // comments")

@@ -287,4 +287,4 @@ class OptionReader:
         self.wrong(self.lines[dotted], what, allowed, fixes)
 
     def wrong(self, line: int, what: str, allowed: str = "", fixes: list[str] | None = None) -> None:
-        self.problems.append((line, Problem(what, allowed, fixes or [])))
+        self.problems.append((line, Problem("kair.option", what, allowed, fixes or [])))

@@ -1,0 +1,78 @@
+"""The table-driven command line: how a flag may be written, and what is said of each mistake."""
+
+from __future__ import annotations
+
+import pytest
+
+from training.core import args
+from training.core.args import parse
+
+FLAGS = {
+    "count": args.whole(1, 9, 3),
+    "every-s": args.seconds(0.5, 60, 10, bare=10.0),
+    "kind": args.one_of("fast", "slow"),
+    "out": args.TEXT,
+    "quiet": args.SWITCH,
+    "help": args.SWITCH,
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "values", "words"),
+    [
+        ("--count=3 --out=a=b x", {"count": 3, "out": "a=b"}, ["x"]),
+        ("--count 3 --quiet x -", {"count": 3, "quiet": True}, ["x", "-"]),
+        ("--every-s x", {"every_s": 10.0}, ["x"]),
+        ("--every_s=0.5 -h", {"every_s": 0.5, "help": True}, []),
+        ("--kind=slow --kind=slow", {"kind": "slow"}, []),
+    ],
+)
+def test_written_in_several_ways(line: str, values: dict[str, object], words: list[str]) -> None:
+    found = parse(line.split(), FLAGS, "do")
+    assert (found.values, found.words, found.problems) == (values, words, [])
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "fixes"),
+    [
+        ("--count=10 x", "flag.value", ["do x --count=9"]),
+        ("--count=x", "flag.value", ["do --count=3"]),
+        ("--every-s=100", "flag.value", ["do --every-s=60"]),
+        ("--every-s=nan", "flag.value", ["do --every-s=10"]),
+        ("--kind=fats", "flag.value", ["do --kind=fast"]),
+        ("--count", "flag.no_value", []),
+        ("--count=", "flag.no_value", []),
+        ("--quiet=yes", "flag.unexpected_value", ["do --quiet"]),
+        ("--count=1 --count=2", "flag.twice", []),
+        ("--cuont 4 x", "flag.unknown", ["do x --count=4"]),
+        ("--frobnicate", "flag.unknown", ["do --help"]),
+        ("-q", "flag.unknown", ["do --help"]),
+    ],
+)
+def test_mistakes_have_a_code_and_a_command(line: str, code: str, fixes: list[str]) -> None:
+    (problem,) = parse(line.split(), FLAGS, "do").problems
+    assert (problem.code, problem.fixes) == (code, fixes)
+
+
+def test_a_word_in_quotes_stays_quoted() -> None:
+    (problem,) = parse(["--quiet=yes", "two words"], FLAGS, "do").problems
+    assert problem.fixes == ["do 'two words' --quiet"]
+
+
+def test_all_problems_at_once_and_the_good_values_are_kept() -> None:
+    found = parse(["--count=0", "--kind=x", "--out=here", "--nothing"], FLAGS, "do")
+    assert [p.field for p in found.problems] == ["count", "kind", ""] and found.values["out"] == "here"
+
+
+def test_somebody_elses_flags_stay_among_the_words() -> None:
+    found = parse(["--lr=1", "--cuont=2", "x"], FLAGS, "do", lambda word: "count" if "cuont" in word else None)
+    assert found.words == ["--lr=1", "x"] and [p.code for p in found.problems] == ["flag.unknown"]
+
+
+def test_a_command_without_words_takes_an_unknown_flags_value_with_it() -> None:
+    found = parse(["--frobnicate", "7"], FLAGS, "do", positional=False)
+    assert found.words == [] and [p.code for p in found.problems] == ["flag.unknown"]
+
+
+def test_numbers_are_ascii_digits() -> None:
+    assert [args.is_whole(text) for text in ("12", "²", "-1", "1.0", "", "9" * 20)] == [True, False, False, False, False, False]

@@ -1,0 +1,160 @@
+"""A command line of a few flags, by a table: every command but training, whose flags are the fields of the configuration.
+
+A flag is written --a-b=1, --a_b=1 or --a-b 1; a switch takes no value.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from training.core.errors import Problem
+
+LONGEST_NUMBER = 19  # digits
+Near = Callable[[str], str | None]
+
+
+@dataclass(frozen=True)
+class Flag:
+    """`read`: the value of a text, ValueError where it is wrong; None: a switch. `allowed`: its values, for people; `near`: values to
+    try in place of a wrong one; `fixes`: other commands that help; `bare`: the value where none is given, None: it has to be."""
+
+    read: Callable[[str], Any] | None = None
+    allowed: str = ""
+    near: Callable[[str], Iterable[str]] = lambda text: ()
+    bare: Any = None
+    fixes: tuple[str, ...] = ()
+
+
+SWITCH, TEXT = Flag(), Flag(str)
+
+
+def whole(low: int, high: int, usual: int, allowed: str = "", bare: int | None = None) -> Flag:
+    """A whole number; `usual`: what to try in place of something else."""
+
+    def read(text: str) -> int:
+        if not is_whole(text) or not low <= int(text) <= high:
+            raise ValueError(text)
+        return int(text)
+
+    def near(text: str) -> list[str]:
+        return [str(min(max(int(text), low), high) if is_whole(text) else usual)]
+
+    return Flag(read, allowed or f"a whole number from {low} to {high}", near, bare)
+
+
+def seconds(low: float, high: float, usual: float, bare: float | None = None) -> Flag:
+    def number(text: str) -> float:
+        try:
+            return float(text)
+        except ValueError:
+            return math.nan
+
+    def read(text: str) -> float:
+        if not low <= number(text) <= high:
+            raise ValueError(text)
+        return number(text)
+
+    def near(text: str) -> list[str]:
+        value = number(text)
+        return [f"{usual if math.isnan(value) else min(max(value, low), high):g}"]
+
+    return Flag(read, f"seconds from {low:g} to {high:g}", near, bare)
+
+
+def process_id() -> Flag:
+    fixes = ("pgrep -af python   # all Python processes, with their pids",)
+    return Flag(whole(1, (1 << 31) - 1, 1).read, "the number of a process of the training", fixes=fixes)
+
+
+def one_of(*choices: str) -> Flag:
+    def read(text: str) -> str:
+        if text not in choices:
+            raise ValueError(text)
+        return text
+
+    def near(text: str) -> list[str]:
+        from training.core.suggest import suggest
+
+        return suggest(text, list(choices))[:1] or [choices[0]]
+
+    return Flag(read, " or ".join(choices), near)
+
+
+def is_whole(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= LONGEST_NUMBER
+
+
+@dataclass
+class Args:
+    """`values`: flag, with underscores, → its value; `words`: what is no flag."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    words: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def parse(argv: list[str], flags: Mapping[str, Flag], command: str, near: Near | None = None, positional: bool = True) -> Args:
+    """`flags`: by the name that people read. `near(unknown flag)`: which of them was meant, "" for none; None leaves it among the words.
+    `positional`: does the command take words? Problems are in the answer."""
+    near = near or partial(nearest, flags=flags)
+    known = {name.replace("-", "_"): name for name in flags}
+    args, rest = Args(), list(argv)
+    typed: list[tuple[str, str, str, str | None]] = []  # word as typed, flag or "", the one that was meant, value
+    while rest:
+        word = rest.pop(0)
+        start, equals, value = ("--help", "", "") if word == "-h" else word.partition("=")
+        name = known.get(start[2:].replace("-", "_"), "") if start.startswith("--") else ""
+        meant = name if name or not word.startswith("-") or word == "-" else near(start)
+        if meant is None or not word.startswith("-") or word == "-":
+            args.words.append(word)
+            continue
+        takes = flags[meant] if meant else SWITCH if positional else TEXT
+        if takes.read and not equals and takes.bare is None and rest and not rest[0].startswith("--"):
+            equals, value = "=", rest.pop(0)
+        typed.append((start, name, meant, value if equals else None))
+    again = " ".join([command, *(map(shlex.quote, args.words) if positional else ())])
+    given = dict[str, str | None]()
+    for start, name, meant, text in typed:
+        key = name.replace("-", "_")
+        if not name:
+            args.problems.append(_unknown(start, text, meant, flags, command, again))
+            continue
+        problem, args.values[key] = _value(name, flags[name], text, again)
+        if problem is None and given.setdefault(key, text) != text:
+            problem = Problem("flag.twice", f"--{name} is given twice, as {given[key]!r} and {text!r}", "once", field=key)
+        args.problems += [problem] if problem else []
+    return args
+
+
+def _value(name: str, flag: Flag, text: str | None, again: str) -> tuple[Problem | None, Any]:
+    key = name.replace("-", "_")
+    if flag.read is None:
+        wrong = Problem("flag.unexpected_value", f"--{name} has the value {text!r}", "no value", [f"{again} --{name}"], key)
+        return wrong if text is not None else None, True
+    if text is None and flag.bare is not None:
+        return None, flag.bare
+    if not text:
+        return Problem("flag.no_value", f"--{name} has no value", flag.allowed or f"--{name}=VALUE", list(flag.fixes), key), None
+    try:
+        return None, flag.read(text)
+    except ValueError:
+        fixes = [*(f"{again} --{name}={value}" for value in flag.near(text)), *flag.fixes]
+        return Problem("flag.value", f"--{name} is {text!r}", flag.allowed, fixes, key), None
+
+
+def nearest(word: str, flags: Mapping[str, Flag]) -> str:
+    from training.core.suggest import suggest  # only when something is wrong: a command answers sooner
+
+    return next(iter(suggest(word.lstrip("-").replace("_", "-"), list(flags))[:1]), "")
+
+
+def _unknown(word: str, text: str | None, near: str, flags: Mapping[str, Flag], command: str, again: str) -> Problem:
+    # A flag whose value is missing would only lead to the next error.
+    fits = near and (text or not flags[near].read)
+    fix = f"{again} --{near}{f'={text}' if flags[near].read else ''}" if fits else f"{command} --help"
+    return Problem("flag.unknown", f"{word} is not a known flag", ", ".join(f"--{n}" for n in flags), [fix])
