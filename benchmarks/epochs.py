@@ -35,7 +35,8 @@ def switches(folder: Path, ranks: int, workers: int, persistent: bool, epochs: i
     if done.returncode:
         sys.exit(f"{' '.join(argv)} failed ({done.returncode}):\n{done.stderr[-2000:]}")
     records = list(read_records(RunDir(folder / str(flags["run_name"])).metrics))
-    steps, crossings = [], []
+    steps: list[float] = []  # ms
+    crossings: list[float] = []
     for before, now in itertools.pairwise(records):
         if now["epoch"] > WARM_UP:
             (crossings if now["epoch"] != before["epoch"] else steps).append(1000 * (now["time"] - before["time"]))

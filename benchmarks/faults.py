@@ -33,7 +33,14 @@ SCRIPT = "tests/e2e/scripts/faulty.py"
 CONFIG = "configs/dual_gpu/quickstart.py"
 FLOOR_S = 3
 POLL_S = 0.05
-TINY = {"depth": 1, "max_seq_len": 32, "device_batch_size": 4, "total_batch_size": 256, "num_iterations": 100000, "eval_every": 0}
+TINY: dict[str, int | str] = {
+    "depth": 1,
+    "max_seq_len": 32,
+    "device_batch_size": 4,
+    "total_batch_size": 256,
+    "num_iterations": 100000,
+    "eval_every": 0,
+}
 TINY |= {"device": "cpu", "use_dummy_wandb": "true", "tensorboard": "false", "report": "false", "hang_timeout": FLOOR_S}
 # What happens → (our own training, the script); '' where that can not happen there.
 FAULTS = {
@@ -154,8 +161,8 @@ def main() -> None:
                 shown = f"{statistics.median(times):6.2f} s" if len(times) == len(told) else f"  > {wanted.limit:.0f} s"
                 print(f"    {way:<9}{shown}   {told[-1].text}")
     if wanted.json:
-        told = {what: {way: [asdict(t) for t in all_of_it] for way, all_of_it in ways.items()} for what, ways in found.items()}
-        wanted.json.write_text(json.dumps(told))
+        every = {what: {way: [asdict(t) for t in all_of_it] for way, all_of_it in ways.items()} for what, ways in found.items()}
+        wanted.json.write_text(json.dumps(every))
 
 
 if __name__ == "__main__":

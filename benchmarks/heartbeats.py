@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from benchmarks.common import ROOT, environment
 from training.core import heartbeat
@@ -86,7 +87,8 @@ def measured(folder: Path, beats: int, busy: int) -> Counter[str]:
             beat = heartbeat.read(paths[rank])
             found["beats"] += beat.beats if beat else 0
     finally:
-        for process in (*neighbours, *writers):
+        started: list[subprocess.Popen[Any]] = [*neighbours, *writers]  # bytes or text
+        for process in started:
             process.kill()
             process.wait()
     found["ns of CPU for a beat"] = round(sum(nanoseconds) / len(nanoseconds))

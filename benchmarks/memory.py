@@ -43,7 +43,7 @@ def shapes(on_gpu: bool, compiled: bool) -> dict[str, StepWorkload]:
             for name, change in WAYS.items():
                 scaled = {k: v * base.depth // 6 if k == "blocks" else v for k, v in change.items()}
                 title = f"{'bf16' if base.bf16 else 'fp32'} {'compiled' if how else 'eager'}"
-                out[f"{title}, {name}"] = replace(base, compiled=how, **scaled)
+                out[f"{title}, {name}"] = replace(base, compiled=how, **scaled)  # type: ignore[arg-type]  # numbers only
     return out
 
 
@@ -127,9 +127,9 @@ def main() -> None:
         formula = estimate(load)
         rows.append((name, fresh(load), formula.total - formula.context, None if load.compiled else peak(load)))
     print(f"{'':<38}{'real':>10}{'formula':>10}{'ratio':>7}{'fake':>10}{'ratio':>7}")
-    for name, real, formula, fake in rows:
+    for name, real, planned, fake in rows:
         seen = "" if fake is None else f"{fake / GIB:6.2f} GiB{fake / real:7.2f}"
-        print(f"{name:<38}{real / GIB:6.2f} GiB{formula / GIB:6.2f} GiB{formula / real:7.2f}{seen}")
+        print(f"{name:<38}{real / GIB:6.2f} GiB{planned / GIB:6.2f} GiB{planned / real:7.2f}{seen}")
 
 
 if __name__ == "__main__":

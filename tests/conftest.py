@@ -79,9 +79,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         compileall.compile_dir(copy / part, quiet=1)
     # Its parts are links, the folder is not: whatever happens to the copy's environment can not reach the real one.
     (copy / ".venv").mkdir()
-    for part in (ROOT / ".venv").iterdir():
-        if part.name == "duet.stamp":
-            shutil.copy2(part, copy / ".venv")
+    for entry in (ROOT / ".venv").iterdir():
+        if entry.name == "duet.stamp":
+            shutil.copy2(entry, copy / ".venv")
         else:
-            (copy / ".venv" / part.name).symlink_to(part)
+            (copy / ".venv" / entry.name).symlink_to(entry)
     return copy

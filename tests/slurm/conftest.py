@@ -76,7 +76,7 @@ class User:
 
     def submit(self, *args: str, ranks: int = 2, flags: tuple[str, ...] = FLAGS, **env: str) -> str:
         """`./submit_job.sh` for CPU nodes; the number of the job."""
-        return self.job(self.call("./submit_job.sh", f"--ranks_per_node={ranks}", CONFIG, *flags, *args, **env))
+        return self.job(self.call("./submit_job.sh", f"--ranks_per_node={ranks}", CONFIG, *flags, *args, cwd=None, **env))
 
     def sbatch(self, *options: str, args: tuple[str, ...] = (), cwd: Path | None = None, script: str = "submit_job.sh", **env: str) -> str:
         return self.job(self.call("sbatch", "--parsable", *options, script, *args, cwd=cwd, **env))

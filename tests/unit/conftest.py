@@ -39,14 +39,14 @@ def python(*args: str, cwd: Path | None = None, **variables: str) -> subprocess.
     )
 
 
-def ask(*args: str, script: str = ENHANCED, env: Mapping[str, str] | None = None, ranks: int | None = None) -> request.Request:
-    return request.read(script, list(args), env or {}, ranks or (1 if script == TRAIN else None))
+def ask(*args: str, script: str = ENHANCED, env: Mapping[str, str] | None = None) -> request.Request:
+    return request.read(script, list(args), env or {})
 
 
-def wrong(*args: str, script: str = ENHANCED, env: Mapping[str, str] | None = None, ranks: int | None = None) -> list[Problem]:
+def wrong(*args: str, script: str = ENHANCED, env: Mapping[str, str] | None = None) -> list[Problem]:
     """The problems of a request that must be refused with the configuration's exit code."""
     with pytest.raises(UserError) as caught:
-        ask(*args, script=script, env=env, ranks=ranks)
+        ask(*args, script=script, env=env)
     assert caught.value.code == Exit.CONFIG
     return caught.value.problems
 
@@ -74,10 +74,10 @@ class Shell:
             script = TRAIN
         return script, args
 
-    def read(self, command: str, env: Mapping[str, str] | None = None, ranks: int | None = None) -> request.Request:
+    def read(self, command: str, env: Mapping[str, str] | None = None) -> request.Request:
         """Paste it, and check the request that arrives: raises UserError when the advice was wrong."""
         script, args = self.paste(command)
-        return ask(*args, script=script, env=env, ranks=ranks)
+        return ask(*args, script=script, env=env)
 
 
 @pytest.fixture

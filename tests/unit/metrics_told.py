@@ -11,10 +11,10 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families as families
 
 from tests.unit.monitor_runs import GIB, PATIENCE_S, VIDEO, Made, look
+from training.core.contracts.state import RunState
 from training.host import gpus
 from training.monitor import host_stats
 from training.monitor.prometheus import HOST, Exporter
-from training.monitor.state import State
 
 Told = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 RUN, VIDEO_RUN = "small run", "video"
@@ -53,7 +53,7 @@ def told(text: str) -> Told:
     return out
 
 
-def of(*states: State) -> Told:
+def of(*states: RunState) -> Told:
     exporter = Exporter(0)
     exporter.start()
     try:
@@ -71,7 +71,7 @@ def names(seen: Told) -> set[str]:
     return {name for name, _ in seen}
 
 
-def everything(made: Made) -> State:
+def everything(made: Made) -> RunState:
     """A running run on two GPUs, of which all is known: by the code that looks, but for the driver's answers."""
     made.steps(100).beats("epoch 7: creating data iterator", step=101).supervisor(os.getpid())
     made.step(101, 2.25, mfu=0.41, compute_ms=[40.0, 70.0], memory_bytes=[3 * GIB, 4 * GIB], tokens=101 * 4096)
@@ -89,6 +89,6 @@ def everything(made: Made) -> State:
     return seen
 
 
-def of_samples(made: Made) -> State:
+def of_samples(made: Made) -> RunState:
     """A run beside it whose task counts samples."""
     return look(Made(made.run.path.parent / VIDEO_RUN, task=VIDEO).restored().run)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from training.core import rundir
+from training.core.contracts.state import RunState
 from training.core.heartbeat import Heartbeat
 from training.core.rundir import RunDir
 from training.monitor import screen, state, term_text
@@ -129,7 +130,7 @@ def dead_pid() -> int:
     return process.pid
 
 
-def look(run: RunDir) -> dict[str, Any]:
+def look(run: RunDir) -> RunState:
     return state.RunWatch(run).read()
 
 
@@ -142,7 +143,7 @@ def old(path: Path, seconds: float = 200.0) -> None:
     os.utime(path, (when, when))
 
 
-def check_size(seen: dict[str, Any], width: int, height: int) -> None:
+def check_size(seen: RunState, width: int, height: int) -> None:
     for colour in (False, True):
         lines = screen.screen(seen, View(width, height, colour, footer="q leaves"))
         plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]

@@ -19,9 +19,9 @@ import pytest
 from tests.conftest import wait_until
 from tests.unit.metrics_told import VIDEO_RUN, everything, get, of, of_samples
 from tests.unit.monitor_runs import PATIENCE_S, ROOT, Made
+from training.core.contracts.state import RunState
 from training.monitor import prom_metrics
 from training.monitor.prometheus import HOST, Exporter
-from training.monitor.state import State
 
 FOLDER = ROOT / "docs" / "grafana"
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "duet.json").read_text())
@@ -186,7 +186,7 @@ def prometheus(tmp_path: Path, made: Made) -> Iterator[str]:
     other, state, looks = of_samples(made), everything(made), itertools.count(1)  # of the machine the newest is believed
     state["run"]["name"], state["failure"] = NAME, {"cause": "gpu_oom", "rank": 1}
 
-    def read() -> list[State]:
+    def read() -> list[RunState]:
         state["training"]["tokens"] += 4096
         other["training"]["samples"] += 16
         state["run"]["restarts"] = next(looks) // 5

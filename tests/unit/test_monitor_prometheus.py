@@ -16,9 +16,9 @@ import pytest
 from tests.conftest import wait_until
 from tests.unit.metrics_told import RUN, Serving, exporters, get, told, value
 from tests.unit.monitor_runs import PATIENCE_S, ROOT, Made, look
+from training.core.contracts.state import RunState
 from training.core.errors import Exit, UserError
 from training.monitor.prometheus import HOST, Exporter
-from training.monitor.state import State
 
 _serving = pytest.fixture(exporters, name="serving")
 
@@ -26,7 +26,7 @@ _serving = pytest.fixture(exporters, name="serving")
 def test_many_scrapers_cost_one_look(made: Made, serving: Serving) -> None:
     looks: list[int] = []
 
-    def read() -> list[State]:
+    def read() -> list[RunState]:
         looks.append(1)
         return [look(made.run)]
 
@@ -60,7 +60,7 @@ def test_no_other_machine_can_ask(serving: Serving) -> None:
 def test_a_look_that_fails_is_an_answer_too(made: Made, serving: Serving) -> None:
     broken, said = True, []
 
-    def read() -> list[State]:
+    def read() -> list[RunState]:
         if broken:
             raise RuntimeError("no such luck")
         return [look(made.run)]

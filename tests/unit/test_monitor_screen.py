@@ -165,3 +165,15 @@ def test_wrap_loses_nothing() -> None:
         assert all(term_text.width_of(row) <= max(width, 2) for row in rows), width
         letters = "".join(text for row in rows for text, _ in row).replace(" ", "")
         assert letters == "!awordand" + "x" * 50 + "训练运行end"
+
+
+def test_a_checkpoint_that_is_removed_during_the_look_has_no_age(made: Made) -> None:
+    (made.run.checkpoints / "step_00000100").mkdir()
+    made.steps(3).supervisor(os.getpid())
+    seen = look(made.run)
+    assert seen["checkpoint"] and seen["checkpoint"]["time_unix_s"]
+    shown = [line for line in screen.screen(seen, View(120, 40)) if "CHECKPOINT" in line]
+    seen["checkpoint"]["time_unix_s"] = None  # as it is of a folder that was there a moment ago
+    without = [line for line in screen.screen(seen, View(120, 40)) if "CHECKPOINT" in line]
+    assert len(shown) == len(without) == 1
+    assert " ago " in shown[0] and " ago " not in without[0] and "step_00000100" in without[0]

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.conftest import ENHANCED, LAUNCH, SIMPLE, TRAIN, Shell, ask, only, wrong
 from tests.unit.monitor_runs import Made, dead_pid, look, old
 from training.core import manifest, rundir, standing
-from training.core.errors import NothingToDo
+from training.core.errors import NothingToDo, UserError
 from training.core.rundir import RunDir
 from training.diagnose import run_files
 from training.monitor.report import run as report_run
@@ -48,7 +48,7 @@ def run_of(
 def answer(*args: str, script: str = SIMPLE) -> list[str]:
     """Of a request that needs no launch."""
     with pytest.raises(NothingToDo) as caught:
-        ask(*args, script=script, ranks=1 if script == TRAIN else None)
+        ask(*args, script=script)
     return str(caught.value).splitlines()
 
 
@@ -233,3 +233,16 @@ def test_a_new_end_replaces_the_old_one(made: Made) -> None:
     made.run.forget_before(created)
     assert made.run.failure.exists() and not made.run.summary.exists() and not made.run.plan_before.exists()
     assert look(made.run)["run"]["state"] == "failed"
+
+
+def test_a_run_of_a_later_version_is_refused_by_name_and_as_latest(home: Path, configs: tuple[str, str]) -> None:
+    later = run_of(home, "later", configs[0], steps=100, status="stopped")
+    run_of(home, "older", configs[0], steps=50, status="stopped", age_s=30)
+    rundir.write_json(later.plan, (rundir.read_json(later.plan) or {}) | {"schema_version": 99, "duet_version": "9.1"})
+    for wanted in ("later", "latest"):
+        with pytest.raises(UserError) as caught:
+            ask(f"--resume={wanted}", script=SIMPLE)
+        assert f"{later.plan} was written by Duet 9.1" in caught.value.problems[0].what
+    found = ask("--resume=older", script=SIMPLE).resume_from
+    assert found and found.name == "older"
+    assert "no run there" in only(wrong("--resume=oldr", script=SIMPLE)).what, "another mistake is not hidden by it"

@@ -14,7 +14,8 @@ from training.tasks.video_restoration.options import VideoOptions
 
 def rendered(folder: Path, **facts: Any) -> Path:
     """Six frames of 32 × 32 pixels, four clips for training and one for validation."""
-    making.make(making.Chosen(folder=folder, **{"clips": 4, "frames": 6, "size": (32, 32)} | facts))
+    known: dict[str, Any] = {"clips": 4, "frames": 6, "size": (32, 32)}
+    making.make(making.Chosen(folder=folder, **known | facts))
     return folder
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training.config.schema import Config
 from training.core import args, log, units
@@ -26,6 +26,9 @@ from training.launcher.communication.result import command
 from training.launcher.communication.run import BACKENDS, run
 from training.plan import preflight
 from training.plan.cli_args import MAX_RANKS
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import RanksPlan
 
 DEVICES = ("auto", "cpu", "cuda")
 LONGEST_S = 3600
@@ -60,7 +63,7 @@ def parse(argv: list[str]) -> CommunicationOptions:
     return CommunicationOptions(int(ranks), values.get("device", "auto"), float(values.get("limit", stages.LIMIT_S)))
 
 
-def plan(options: CommunicationOptions) -> dict[str, Any]:
+def plan(options: CommunicationOptions) -> RanksPlan:
     """What the test needs of a plan, for so many ranks on this machine. Raises UserError when they have no GPUs."""
     machine = gpus.inventory(os.environ) if options.device != "cpu" else gpus.GpuInventory((), "not asked")
     torch = torch_build.installed()

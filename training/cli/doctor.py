@@ -12,7 +12,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
 from training.config.batch import Batch
 from training.core import log, units
@@ -23,6 +23,10 @@ from training.plan.preflight import bug_report, versions
 from training.plan.request import LaunchRequest
 from training.tasks.gpt.memory import Estimate, StepWorkload, estimate, gib
 from training.tasks.gpt.memory_fit import suggestions
+
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import CheckStatus
+    from training.core.contracts.plan import DecisionName, Plan
 
 SCHEMA_VERSION = 1
 FITS, TIGHT, TOO_LARGE, UNKNOWN = "fits", "tight", "does not fit", "unknown"
@@ -60,7 +64,8 @@ class StepMemory:
         return verdict(self.total, self.room)
 
     def check(self, request: LaunchRequest) -> preflight.Check:
-        status = {TIGHT: preflight.WARNING, TOO_LARGE: preflight.ERROR}.get(self.verdict, preflight.OK)
+        by_verdict: dict[str, CheckStatus] = {TIGHT: preflight.WARNING, TOO_LARGE: preflight.ERROR}
+        status = by_verdict.get(self.verdict, preflight.OK)
         fixes = []
         if self.verdict == TOO_LARGE and self.room:  # by the formula these fit a room that is smaller by what it is wrong by
             room = int(self.room * estimate(self.load).total / self.total)
@@ -80,9 +85,10 @@ class StepMemory:
             ]
         return [*lines, f"verdict: {sentence(self.total, self.room)}"]
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         planned, seen = estimate(self.load), self.measured
-        return planned.record() | {
+        return {
+            **planned.record(),
             "free_bytes": self.room,
             "measured_bytes": seen.fake if seen else None,
             "measured_formula_bytes": seen.formula if seen else None,
@@ -131,7 +137,7 @@ def sentence(total: int, room: int | None) -> str:
     return f"{said}, {needed} needed, {gib(room)} free"
 
 
-def communication(request: LaunchRequest, plan: dict[str, Any], checks: list[preflight.Check]) -> list[preflight.Check]:
+def communication(request: LaunchRequest, plan: Plan, checks: list[preflight.Check]) -> list[preflight.Check]:
     """The lines of the communication test between the ranks of this machine; `checks`: what was found before it, for it need not
     be tried where GPUs are missing. Ranks that something else has started, or that another Python runs, are not ours to start."""
     from training.launcher.communication.run import run
@@ -148,7 +154,7 @@ def communication(request: LaunchRequest, plan: dict[str, Any], checks: list[pre
 class DoctorReport:
     """All that `--check` found."""
 
-    plan: dict[str, Any]
+    plan: Plan
     checks: list[preflight.Check]
     step: StepMemory | None  # None for somebody's own script
     seconds: float  # from the start of this process until all was checked; measuring comes after
@@ -158,7 +164,7 @@ class DoctorReport:
         return Exit.RESOURCES if preflight.worst(self.checks) == preflight.ERROR else Exit.DONE
 
     @property
-    def versions(self) -> dict[str, Any]:
+    def versions(self) -> dict[str, str | None]:
         return next((c.facts for c in self.checks if c.name == versions.NAME), {})
 
     def text(self) -> str:
@@ -185,11 +191,11 @@ class DoctorReport:
         )
 
 
-def essentials(plan: dict[str, Any]) -> dict[str, Any]:
+def essentials(plan: Plan) -> dict[str, object]:
     """What a program wants to know of a plan; the whole of it stands in plan.json of a run."""
     split = Batch(**plan["batch"]) if "batch" in plan else None
-    decided = ("launcher", "device", "precision", "compile", "activation_checkpointing", "loss_chunks")
-    gpu = ("index", "name", "total_bytes", "free_bytes")
+    decided: tuple[DecisionName, ...] = ("launcher", "device", "precision", "compile", "activation_checkpointing", "loss_chunks")
+    gpu: tuple[Literal["index", "name", "total_bytes", "free_bytes"], ...] = ("index", "name", "total_bytes", "free_bytes")
     return {
         "config_file": plan["config_file"],
         "ranks": plan["ranks"],
@@ -211,7 +217,7 @@ def since_start() -> float:
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
 
 
-def run(request: LaunchRequest, plan: dict[str, Any], checks: list[preflight.Check]) -> DoctorReport:
+def run(request: LaunchRequest, plan: Plan, checks: list[preflight.Check]) -> DoctorReport:
     """Measure what the plan could only estimate."""
     seconds = since_start()
     talk = communication(request, plan, checks)  # first: it forks, and importing torch below starts threads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from training.cli import plan as plan_command
 from training.core import log, phase_timeouts, rundir
@@ -18,9 +18,9 @@ from training.plan import writer
 from training.trainer import worker
 
 if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
     from training.inspector.distributed import World
 
-Plan = dict[str, Any]
 
 __all__ = ["PostRun", "draft"]
 

@@ -8,14 +8,18 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from training.core import find_run, project
 from training.core import log as console
 from training.core.errors import Exit, Problem, UserError
 from training.monitor import options, screen, state
 from training.monitor.options import MonitorOptions
-from training.monitor.state import State, StateSource
+from training.monitor.state import StateSource
+
+if TYPE_CHECKING:
+    from training.core.contracts.state import RunsState, RunState
 
 NO_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
@@ -88,14 +92,14 @@ def _show(chosen: MonitorOptions, source: StateSource) -> int:
                 seen.newer = _newer
             return seen.go()
         last = live.lines(source, chosen.interval_s, ascii_only=ascii_only, follow_exit=follow)
-        return live.status(last) if follow else int(Exit.DONE)
+        return live.status(last) if follow and "run" in last else int(Exit.DONE)
 
 
-def _only_look(source: StateSource) -> State:
+def _only_look(source: StateSource) -> RunState | RunsState:
     return source.read_all() if isinstance(source, state.RunWatch) else source.read()
 
 
-def _screen(seen: State, view: screen.View) -> list[str]:
+def _screen(seen: RunState | RunsState, view: screen.View) -> list[str]:
     if "runs" not in seen:
         return screen.screen(seen, view)
     from training.monitor import run_list
@@ -103,11 +107,11 @@ def _screen(seen: State, view: screen.View) -> list[str]:
     return run_list.screen(seen, view)
 
 
-def _reader(chosen: MonitorOptions, source: StateSource) -> Callable[[], list[State]]:
+def _reader(chosen: MonitorOptions, source: StateSource) -> Callable[[], Sequence[RunState | RunsState]]:
     """A look at what is to be told now: the newest run is not always the same one."""
     shown = source
 
-    def read() -> list[State]:
+    def read() -> list[RunState | RunsState]:
         nonlocal shown
         if isinstance(shown, state.RunWatch) and chosen.run is None and chosen.log is None:
             shown = _newer(shown) or shown

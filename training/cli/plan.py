@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from training.cli import doctor
 from training.config import flags
@@ -27,10 +28,12 @@ from training.host.placement import RANK
 from training.launcher import rendezvous
 from training.plan import preflight, script_plan, script_words, writer
 from training.plan import script_request as own_script
-from training.plan.builder import Plan
 from training.plan.option_help import option_lines
 from training.plan.request import LaunchRequest, read
 from training.plan.training_plan import build, describe
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
 
 BEFORE_INSTALL = "--before-install"
 

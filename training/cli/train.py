@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from training.core import heartbeat, log, phase_timeouts, rundir
 from training.core.errors import Exit, NothingToDo, RunStopped, UserError
@@ -16,11 +16,11 @@ from training.trainer import worker
 from training.trainer.worker import SUPERVISED
 
 if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
     from training.inspector.distributed import World
     from training.launcher.post_run import PostRun
 
 
-Plan = dict[str, Any]
 ENDED = "the ranks had been started and have ended"
 
 

@@ -5,9 +5,13 @@ Where a sample is no sequence of tokens, its length counts as 1, and sizes are i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, cast
 
 from training.core.units import plural
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import BatchRecord
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,9 @@ class Batch:
     seq_len: int
     world_size: int
     accumulation: int  # micro-batches per rank and optimizer step
+
+    def record(self) -> BatchRecord:
+        return cast("BatchRecord", asdict(self))
 
     @property
     def micro_tokens(self) -> int:

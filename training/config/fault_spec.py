@@ -11,12 +11,15 @@ from __future__ import annotations
 import math
 import shlex
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.config import fault_table as faults
 from training.core import heartbeat
 from training.core.errors import Problem
 from training.core.suggest import suggest
+
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import FieldValues
 
 LIST = "list"
 ATTEMPT = "DUET_ATTEMPT"  # which start of the run this is, set by the supervisor
@@ -105,7 +108,7 @@ def parse(text: str, ranks: int) -> tuple[list[Spec], list[tuple[str, str, list[
     return specs, wrong
 
 
-def _spec(text: str, fault: faults.Fault, values: dict[str, Any], ranks: int) -> Spec:
+def _spec(text: str, fault: faults.Fault, values: FieldValues, ranks: int) -> Spec:
     step, epoch, phase = values.get("step"), values.get("epoch"), values.get("phase")
     if not fault.worker and step is None and epoch is None and phase is None and fault.phase in heartbeat.STEP_PHASES:
         step = STEP
@@ -125,9 +128,9 @@ def _spec(text: str, fault: faults.Fault, values: dict[str, Any], ranks: int) ->
     )
 
 
-def _values(fault: faults.Fault, text: str) -> tuple[dict[str, Any], list[tuple[str, str, list[str]]]]:
+def _values(fault: faults.Fault, text: str) -> tuple[FieldValues, list[tuple[str, str, list[str]]]]:
     allowed = [*(WORKERS if fault.worker else COMMON), *fault.keys]
-    values: dict[str, Any] = {}
+    values: FieldValues = {}
     wrong: list[tuple[str, str, list[str]]] = []
     for pair in filter(None, (part.strip() for part in text.split(","))):
         key, equals, raw = pair.partition("=")

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from training.core.jsonl import Record
 from training.core.redact import SECRET_NAME, masked
 
 MAX_DEPTH = 50
@@ -97,8 +98,8 @@ class _Reader:
             return self.members(keys, depth + 1) if char == "{" else self.items(depth + 1)
         return self.string() if char == '"' else self.scalar()
 
-    def members(self, keys: Keys | None, depth: int) -> dict[str, Any]:
-        out: dict[str, Any] = {}
+    def members(self, keys: Keys | None, depth: int) -> Record:
+        out: Record = {}
         first: dict[str, int] = {}
         for _ in self.elements("{"):
             start = self.at

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from training.core.errors import Problem
+from training.core.jsonl import Record
 
 # The arithmetic a config may use: `total_batch_size = 2 * device_batch_size * max_seq_len` stays readable. No power and
 # no shift: they alone can make a number that fills the memory.
@@ -160,8 +161,8 @@ def load_json(text: str, name: str) -> tuple[Values, list[Problem]]:
 
     duplicates: list[str] = []
 
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        seen: dict[str, Any] = {}
+    def pairs(items: list[tuple[str, Any]]) -> Record:
+        seen: Record = {}
         for key, value in items:
             if key in seen:
                 duplicates.append(key)

@@ -10,13 +10,16 @@ import re
 import shlex
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.config.convert import as_text, convert
 from training.config.foreign_names import NAMES, VALUE_NOTES, VALUES, Foreign, row_of
 from training.config.schema import FIELDS, Config, Known, describe, kind
 from training.config.translate import RANKS, Changes, Sizes, none
 from training.core.suggest import suggest
+
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import FieldValues
 
 SUFFIXES = {"k": 3, "m": 6, "g": 9, "b": 9}
 SECRET = re.compile(r"key|token$|secret|passw|credential")
@@ -142,7 +145,7 @@ def sizes_of(config: Config, ranks: int, runs: tuple[str, ...] = ()) -> Sizes:
 
 def with_changes(sizes: Sizes, changes: Changes) -> Sizes:
     """The sizes after these changes."""
-    known: dict[str, Any] = {n: int(v) for n, v in changes.items() if n in Sizes.__dataclass_fields__ and v.isdecimal()}
+    known: FieldValues = {n: int(v) for n, v in changes.items() if n in Sizes.__dataclass_fields__ and v.isdecimal()}
     if changes.get(RANKS, "").isdecimal():
         known["ranks"] = int(changes[RANKS])
     return replace(sizes, **known)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.config import secrets
 from training.config.convert import as_text, convert, shown
@@ -14,6 +14,9 @@ from training.config.loader import Values
 from training.config.origin import DEFAULT, FILE, FLAG, VARIABLE, Origin
 from training.config.schema import FIELDS, Config, Known, describe
 from training.core.errors import Problem
+
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import FieldValues
 
 PREFIX = "DUET_"
 # Variables with our prefix that are no fields: how the parts of the product talk to each other, and to tests.
@@ -28,13 +31,13 @@ class Resolved:
     config: Config
     origins: dict[str, str]  # field → where its value came from
     problems: list[Problem] = field(default_factory=list)
-    options: dict[str, Any] = field(default_factory=dict)  # of a task of its own
+    options: FieldValues = field(default_factory=dict)  # of a task of its own
 
 
 def resolve(line: CommandLine, file: Values, environ: Mapping[str, str], resumed: Values | None = None, fields: Known = FIELDS) -> Resolved:
     """The configuration, with all problems of all sources; a field with a problem keeps its default. `fields`: those that the task has."""
     problems: list[Problem] = []
-    values: dict[str, Any] = {}
+    values: FieldValues = {}
     origins = dict.fromkeys(fields, DEFAULT)
     problems += [_unknown_key(name, *file[name], fields) for name in file if name not in fields]
     problems += _unknown_variables(environ, fields)

@@ -6,10 +6,13 @@ import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.config.schema import FIELDS, of_the_run
 from training.core.errors import Problem
+
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import FieldValues
 
 SUFFIXES = (".py", ".json")
 EACH_START = ("resume", "run_name", "node_rank")  # belong to one start, or to one machine
@@ -38,7 +41,7 @@ def problems(path: Path) -> list[Problem]:
     return []
 
 
-def chosen(values: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str, Any]:
+def chosen(values: Mapping[str, Any], origins: Mapping[str, str]) -> FieldValues:
     """What is written: everything that a resumed run would keep, and of what belongs to each start only what is not the default."""
 
     def kept(name: str) -> bool:

@@ -99,6 +99,7 @@ PROBLEMS = {
     "resume.other_task": "the task is not that of the run to resume",
     "run.elsewhere": "the run's ranks are on another machine",
     "run.folder_lost": "the run directory has disappeared",
+    "run.later_version": "the run was written by a later version of Duet",
     "run.missing": "no such run",
     "run.no_ranks": "no rank of the run lives",
     "run.none": "there is no run yet",

@@ -1,4 +1,7 @@
 """Kinds of a failure that concern another machine, beside those of training.launcher.failure_report."""
 
+from typing import Final
+
 # Kinds of a failure, beside those of training.launcher.failure_report: another machine, or the way to it.
-SILENT, GONE = "silent", "gone"
+SILENT: Final = "silent"
+GONE: Final = "gone"

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 from training.core import rundir
 
+# JSON as it is found: another program, a person or another version of Duet may have written it. Who reads a value looks at it.
 Record = dict[str, Any]
 RENAMED = {"own_ms": "compute_ms"}  # written by early 0.1
 # More new bytes than WHOLE are not parsed line by line, and of more than SEARCHED only a sample is looked at for now: a gigabyte

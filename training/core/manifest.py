@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from training.core import rundir
+
+if TYPE_CHECKING:
+    from training.core.contracts.run_files import ManifestRecord
 
 FORMAT = 2
 NAME = "manifest.json"
@@ -16,15 +20,13 @@ OWN = re.compile(r"step_\d{8,}")
 # What a checkpoint says of itself; `own_sha256` is the checksum of everything else in the manifest.
 KEYS = ("format", "step", "epoch", "used", "shape", "optimizer", "world_size", "data", "tokenizer", "bytes", "sha256", "own_sha256")
 
-Manifest = dict[str, Any]
 
-
-def write(folder: Path, facts: Manifest) -> None:
+def write(folder: Path, facts: ManifestRecord) -> None:
     facts = {"format": FORMAT, **facts}
     rundir.write_json(folder / NAME, {**facts, "own_sha256": _checksum(facts)})
 
 
-def read(folder: Path) -> tuple[Manifest | None, str]:
+def read(folder: Path) -> tuple[ManifestRecord | None, str]:
     """(manifest of a checkpoint's folder, what is wrong with it)."""
     found = rundir.read_json(folder / NAME)
     if found is None:
@@ -37,7 +39,7 @@ def read(folder: Path) -> tuple[Manifest | None, str]:
         return None, f"{NAME} does not match its own checksum"
     if folder.name != folder_name(found["step"]):
         return None, f"{NAME} is of step {found['step']}"
-    return found, ""
+    return cast("ManifestRecord", found), ""
 
 
 def folder_name(step: int) -> str:
@@ -50,10 +52,10 @@ def all_in(checkpoints: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
 
 
-def newest(checkpoints: Path) -> Manifest | None:
+def newest(checkpoints: Path) -> ManifestRecord | None:
     """Of the newest checkpoint that can be read; its state is not looked at."""
     return next((found for path in reversed(all_in(checkpoints)) if (found := read(path)[0])), None)
 
 
-def _checksum(facts: Manifest) -> str:
+def _checksum(facts: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training.core import rundir
 
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
 
-def next_command(plan: dict[str, Any], run: rundir.RunDir, **changes: Any) -> str:
+
+def next_command(plan: Plan, run: rundir.RunDir, **changes: object) -> str:
     """The command that continues this run: a resumed run keeps its own configuration, so it is short."""
     script = plan["command"]["script"]
     program = {"launch_train.sh": f"./launch_train.sh {plan['ranks']}", "train.py": "python train.py"}.get(script, f"./{script}")

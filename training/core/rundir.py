@@ -6,14 +6,19 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from training.core import log
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from training.core.contracts import events
+
 VARIABLE = "DUET_RUN_DIR"
-ASKED = "asked"  # what a failure in failure.json is, beside the kinds of a death and of a finding (training.watchdog): a wish
+ASKED: Final = "asked"  # what a failure in failure.json is, beside the kinds of a death and of a finding (training.watchdog): a wish
 MTIME_SLACK_S = 0.05  # file times come from a coarser clock than time.time()
 
 _warned: set[Path] = set()  # files that could not be written, said once
@@ -85,7 +90,35 @@ class RunDir:
         """What a failing rank says of itself (see training.trainer.error_file)."""
         return self.ranks / f"rank{rank}.error.json"
 
-    def event(self, kind: str, /, **facts: Any) -> None:
+    @overload
+    def event(self, kind: Literal["start"], /, **facts: Unpack[events.StartFacts]) -> None: ...
+    @overload
+    def event(self, kind: Literal["checkpoint", "resume"], /, **facts: Unpack[events.CheckpointFacts]) -> None: ...
+    @overload
+    def event(self, kind: Literal["eval"], /, *, step: int, **scores: float) -> None: ...
+    @overload
+    def event(self, kind: Literal["shards"], /, **facts: Unpack[events.ShardsFacts]) -> None: ...
+    @overload
+    def event(self, kind: Literal["end"], /, **facts: Unpack[events.EndFacts]) -> None: ...
+    @overload
+    def event(self, kind: Literal["warning"], /, **facts: Unpack[events.WarningFacts]) -> None: ...
+    @overload
+    def event(self, kind: Literal["injected"], /, **facts: Unpack[events.InjectedFacts]) -> None: ...
+    @overload
+    def event(self, kind: Literal["verdict"], /, **facts: Unpack[events.VerdictFacts]) -> None: ...
+    @overload
+    def event(self, kind: Literal["failure"], /, **facts: Unpack[events.FailureFacts]) -> None: ...
+    @overload
+    def event(self, kind: Literal["restart"], /, **facts: Unpack[events.RestartFacts]) -> None: ...
+    @overload
+    def event(self, kind: Literal["recovered"], /, **facts: Unpack[events.RecoveredFacts]) -> None: ...
+    @overload
+    def event(self, kind: Literal["given_up"], /, **facts: Unpack[events.TextFacts]) -> None: ...
+    @overload
+    def event(self, kind: Literal["submitted"], /, **facts: Unpack[events.SubmittedFacts]) -> None: ...
+    @overload
+    def event(self, kind: Literal["requeue"], /, **facts: Unpack[events.RequeueFacts]) -> None: ...
+    def event(self, kind: events.EventKind, /, **facts: object) -> None:
         """Append one record to events.jsonl; a single write, so that several processes may append. A full disk is said
         and stops nobody."""
         try:
@@ -118,7 +151,7 @@ def write_bytes(path: Path, content: bytes) -> None:
         raise
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Mapping[str, object]) -> None:
     write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))
 
 
@@ -131,7 +164,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def append_json(path: Path, record: dict[str, Any]) -> None:
+def append_json(path: Path, record: Mapping[str, object]) -> None:
     line = (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:

@@ -11,9 +11,14 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from training.core import heartbeat, rundir
+from training.core import heartbeat, run_reader, rundir
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+    from training.core.contracts.run_files import SummaryRecord, SupervisorRecord
+    from training.core.contracts.verdict import FailureRecord
 
 STARTED_WITHIN_S = 60.0  # a supervisor writes its number soon after it began
 TAIL = 1 << 16  # bytes of metrics.jsonl
@@ -34,18 +39,19 @@ def data_file(run: rundir.RunDir) -> Path:
     return run.data_before if plan_file(run) == run.plan_before else run.data
 
 
-def read_plan(run: rundir.RunDir) -> dict[str, Any] | None:
-    return rundir.read_json(plan_file(run))
+def read_plan(run: rundir.RunDir) -> Plan | None:
+    """Raises UserError for the plan of a later version."""
+    return run_reader.read_plan(plan_file(run))
 
 
-def ends(run: rundir.RunDir) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+def ends(run: rundir.RunDir) -> tuple[SummaryRecord | None, FailureRecord | None]:
     """(summary, failure) of the start whose plan counts; what an earlier start left is not its end."""
-    since = float((read_plan(run) or {}).get("created", 0.0))
-    summary, failure = (rundir.read_json(path) if rundir.written_since(path, since) else None for path in (run.summary, run.failure))
-    return summary, failure
+    since = float((rundir.read_json(plan_file(run)) or {}).get("created", 0.0))
+    summary = run_reader.read_summary(run.summary) if rundir.written_since(run.summary, since) else None
+    return summary, run_reader.read_failure(run.failure) if rundir.written_since(run.failure, since) else None
 
 
-def lives(supervisor: dict[str, Any]) -> bool:
+def lives(supervisor: SupervisorRecord) -> bool:
     """Whether its process is still there: on this machine, and not another one that has got its number. On another machine: perhaps."""
     if supervisor.get("host") != socket.gethostname():
         return True
@@ -77,7 +83,7 @@ def stepped_since(run: rundir.RunDir, since: float) -> bool:
 
 def _may_live(run: rundir.RunDir, created: float) -> bool:
     """The start that was planned then. Until its supervisor or a rank is known, it is given a minute."""
-    supervisor = rundir.read_json(run.supervisor) or {}
+    supervisor = run_reader.read_supervisor(run.supervisor) or {}
     if float(supervisor.get("started", 0.0)) >= created:
         return lives(supervisor)
     beats = [beat for beat in heartbeat.read_all(run.heartbeats) if beat.wall_time >= created]

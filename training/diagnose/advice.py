@@ -9,7 +9,7 @@ import shlex
 import shutil
 import string
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training.config.batch import smaller
 from training.core.failure_kinds import GONE, SILENT
@@ -18,6 +18,10 @@ from training.core.rundir import RunDir
 from training.diagnose import signatures
 from training.diagnose.signatures import LocalizedText, Signature
 from training.tasks.gpt import memory
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+    from training.core.contracts.verdict import EndRecord
 
 GIB = 1 << 30
 MOST = 6  # sentences: one screen
@@ -47,9 +51,7 @@ def _first_ones(sentences: list[str]) -> list[str]:
     return list(dict.fromkeys(sentences))[:MOST]
 
 
-def of_end(
-    end: Mapping[str, Any], signature: Signature | None, groups: Mapping[str, str], language: str, ours: Mapping[str, str]
-) -> list[str]:
+def of_end(end: EndRecord, signature: Signature | None, groups: Mapping[str, str], language: str, ours: Mapping[str, str]) -> list[str]:
     """For a failed run of ours, or a stopped one, by its `kind`, `cause` and `status` (failure.json)."""
     kind, cause = end.get("kind"), end["cause"]
     if end.get("torn_down"):
@@ -80,7 +82,7 @@ def _names(sentence: str) -> set[str]:
     return {name for _, name, _, _ in FORMAT.parse(sentence) if name}
 
 
-def values(run: RunDir, plan: Mapping[str, Any]) -> dict[str, str]:
+def values(run: RunDir, plan: Plan) -> dict[str, str]:
     """Of a training of ours; of a script that we only launch there is little to propose."""
     found = {
         "ranks": plan["ranks"],
@@ -93,15 +95,15 @@ def values(run: RunDir, plan: Mapping[str, Any]) -> dict[str, str]:
     with contextlib.suppress(OSError):  # a run directory that was moved: the sentence is left out
         found["free_mb"] = f"{shutil.disk_usage(run.path).free / 1e6:.0f}"
     if "config" in plan and "batch" in plan:
-        found |= _training(run, dict(plan))
+        found |= _training(run, plan)
     return {name: str(value) for name, value in found.items()}
 
 
-def _training(run: RunDir, plan: dict[str, Any]) -> dict[str, Any]:
+def _training(run: RunDir, plan: Plan) -> dict[str, object]:
     command: Callable[..., str] = lambda **changes: next_command(plan, run, **changes)  # noqa: E731
     config, batch = plan["config"], plan["batch"]
     now, total = batch["device_sequences"], config["total_batch_size"]
-    found: dict[str, Any] = {"resume_command": command(), "now": now, "total": total}
+    found: dict[str, object] = {"resume_command": command(), "now": now, "total": total}
     if workers := config.get("num_workers"):
         fewer = workers // 2 if workers > 2 else 0
         found["fewer_workers_command"] = command(num_workers=fewer)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.core.errors import Exit, Problem, UserError
 from training.core.project import ROOT
@@ -22,12 +22,15 @@ from training.core.tail import tail
 from training.diagnose import card, run_files
 from training.diagnose.source import logs_in
 
+if TYPE_CHECKING:
+    from training.core.contracts.verdict import DiagnosisRecord
+
 LAST_LINES = 200
 MOST_LOGS = 64
 PACKAGES = ("torch", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton", "wandb", "tensorboard", "google-re2", "py-spy")
 
 
-def write(paths: Sequence[Path | None], record: dict[str, Any], wanted: str) -> Path:
+def write(paths: Sequence[Path | None], record: DiagnosisRecord, wanted: str) -> Path:
     """A .tar.gz with plan, versions, card and the last lines of each log, without keys, names and home folders. Raises UserError."""
     run = next((r for path in paths if path and (r := run_files.run_of(path))), None)
     target = Path(wanted or f"duet-issue-{time.strftime('%Y%m%d_%H%M%S')}.tar.gz")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training.core.failure_kinds import GONE, SILENT
 from training.diagnose.signatures import NONE
+
+if TYPE_CHECKING:
+    from training.core.contracts.verdict import DiagnosisRecord, FailureRecord
 
 WIDTH = 160
 COLUMN = 11  # cells
@@ -34,7 +37,7 @@ def row(name: str, text: str, spoken: str) -> str:
     return word + " " * max(1, COLUMN - cells) + text
 
 
-def of_run(record: Mapping[str, Any], spoken: str | None = None) -> str:
+def of_run(record: FailureRecord, spoken: str | None = None) -> str:
     """Of a failed run (failure.json)."""
     spoken = spoken or language()
     words = WORDS[spoken]
@@ -62,7 +65,7 @@ def cut(text: str) -> str:
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
 
 
-def draw(record: Mapping[str, Any], spoken: str) -> str:
+def draw(record: DiagnosisRecord, spoken: str) -> str:
     """Of a diagnosis (training.diagnose.result)."""
     words = WORDS[spoken]
     if record["cause"] == NONE:

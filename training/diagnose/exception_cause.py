@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from training.core import exit_status
 from training.core import log as console
@@ -18,6 +18,8 @@ from training.diagnose import signatures
 from training.host.gpus import one_line
 
 if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+    from training.core.contracts.verdict import ChainedError, RankErrorRecord, ReportedError
     from training.diagnose.root_cause import RootCause
 
 SEARCHED_BYTES = 64 << 20  # of a log: a second
@@ -44,7 +46,14 @@ BY_TYPE = {
 }
 
 
-def of_error(error: dict[str, Any]) -> str:
+class _DriverAnswer(TypedDict):
+    """What ASK prints."""
+
+    uuids: list[str]
+    reason: str
+
+
+def of_error(error: ReportedError) -> str:
     """Of what a rank reported (training.trainer.error_file)."""
     chain = [_known(one) for one in (error, *error.get("before", ()))]
     known = chain[0][0] if chain[0][0] != UNKNOWN else next((cause for cause, role in chain if role == signatures.ROOT), UNKNOWN)
@@ -80,7 +89,7 @@ def of_log(log: Path, rank: int | None, since: int) -> RootCause | None:
     return found if found.cause == PEER_DIED or (event.role in root_cause.OF_ITSELF and found.cause != UNKNOWN) else None
 
 
-def lost_gpus(plan: dict[str, Any]) -> str:
+def lost_gpus(plan: Plan) -> str:
     """Those of this machine that have trained and of which the driver knows nothing any more, for people; '' when all are there."""
     if plan["device"]["value"] != "cuda" or not plan["gpus"]:
         return ""
@@ -95,7 +104,7 @@ def lost_gpus(plan: dict[str, Any]) -> str:
     return f"{', '.join(lost)} can not be seen any more: {machine['reason']}" if lost else ""
 
 
-def _ask_driver() -> dict[str, Any]:
+def _ask_driver() -> _DriverAnswer:
     """In a process of its own: one that waits for a dead GPU can not be interrupted, nor ended, so it is not waited for either."""
     command = [sys.executable, "-c", ASK, str(ROOT)]
     asked = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -106,26 +115,26 @@ def _ask_driver() -> dict[str, Any]:
         raise
     if asked.returncode:
         raise OSError(complaint.decode("utf-8", "replace").strip().rpartition("\n")[2] or f"status {asked.returncode}")
-    found: dict[str, Any] = json.loads(answer)
+    found: _DriverAnswer = json.loads(answer)
     return found
 
 
-def left(error: dict[str, Any]) -> str:
+def left(error: ReportedError) -> str:
     """How a script left that called sys.exit: with a number, or with a text for people, which is status 1."""
     text = one_line(error["message"])
     return exit_status.how(int(text) & 0xFF) if text.lstrip("-").isdecimal() else f"{exit_status.how(1)}: {text[:200]}"
 
 
-def is_victim(error: dict[str, Any]) -> bool:
+def is_victim(error: ReportedError) -> bool:
     return error["type"] not in BY_TYPE and _known(error)[1] == signatures.CASCADE
 
 
-def lost_peer(error: dict[str, Any]) -> bool:
+def lost_peer(error: ReportedError) -> bool:
     """A victim, or what a script made of that: `raise … from error`, sys.exit(1). Weaker evidence: any connection may be meant."""
     return is_victim(error) or any(_known(one)[0] == PEER_DIED for one in error.get("before", ()))
 
 
-def root(errors: Sequence[dict[str, Any]], rank: int | None) -> dict[str, Any] | None:
+def root(errors: Sequence[RankErrorRecord], rank: int | None) -> RankErrorRecord | None:
     """What the rank that failed first reported. Is that only the loss of a peer, which has reported something else before: that."""
     own = next((e for e in errors if e["rank"] == rank), None)
     if own is None or not is_victim(own):
@@ -134,7 +143,7 @@ def root(errors: Sequence[dict[str, Any]], rank: int | None) -> dict[str, Any] |
     return min(before, key=lambda e: e["time"], default=own)
 
 
-def _known(error: dict[str, Any]) -> tuple[str, str]:
+def _known(error: ChainedError) -> tuple[str, str]:
     return _of_text(f"{error['type']}: {error['message']}")
 
 

@@ -6,19 +6,24 @@ import contextlib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from training.core import run_reader
 from training.core.errors import Problem, UserError
-from training.core.rundir import RunDir, read_json
+from training.core.rundir import RunDir
 from training.diagnose import run_files, signatures
 from training.diagnose.advice import advice, filled, of_end, values
 from training.diagnose.health import BROKEN_OFF, NO_SIGN
 from training.diagnose.log_analysis import LogAnalysis, read
-from training.diagnose.log_line import shown
+from training.diagnose.log_line import LogLine, shown
 from training.diagnose.root_cause import OWN, Event, RootCause, find_root_cause
 from training.diagnose.scan import scan
 from training.diagnose.signatures import NONE, RAISED, UNKNOWN
 from training.diagnose.source import LogSource, logs_in, rank_of
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+    from training.core.contracts.verdict import DiagnosisRecord, EndRecord
 
 SHOWN_LINES = 10
 SCHEMA_VERSION = 1
@@ -40,10 +45,10 @@ TEXTS = {
 }
 
 
-def diagnose(paths: Sequence[Path | None], language: str) -> dict[str, Any]:
+def diagnose(paths: Sequence[Path | None], language: str) -> DiagnosisRecord:
     """`paths`: logs, folders of logs, run directories; None is standard input. Raises OSError."""
     run = next((r for path in paths if path and (r := run_files.run_of(path))), None)
-    plan = read_json(run.plan) if run else None
+    plan = run_reader.read_plan(run.plan) if run else None
     if run and (end := run_files.ended(run)):
         return _of_run(end, run, plan, language)
     own = run_files.reported(run) if run else []
@@ -90,7 +95,7 @@ def _of_folder(path: Path) -> tuple[Sequence[Path | None], Sequence[Path]]:
     return logs, errors
 
 
-def _of_run(end: dict[str, Any], run: RunDir, plan: dict[str, Any] | None, language: str) -> dict[str, Any]:
+def _of_run(end: EndRecord, run: RunDir, plan: Plan | None, language: str) -> DiagnosisRecord:
     """What the run itself says: our own verdict, found while it happened, or how it has ended."""
     known = values(run, plan) if plan else {}
     cause = end["cause"]
@@ -114,7 +119,7 @@ def _of_run(end: dict[str, Any], run: RunDir, plan: dict[str, Any] | None, langu
     }
 
 
-def _record(found: RootCause, run: RunDir | None, plan: dict[str, Any] | None, language: str) -> dict[str, Any]:
+def _record(found: RootCause, run: RunDir | None, plan: Plan | None, language: str) -> DiagnosisRecord:
     event = found.event
     signature = event.signature if event else None
     groups = event.hit.groups if event and event.hit else {}
@@ -182,5 +187,5 @@ def _around(event: Event) -> list[str]:
     return [shown(line.text) for line in _near(own, index, before)]
 
 
-def _near(lines: Sequence[Any], index: int, before: int) -> Sequence[Any]:
+def _near(lines: Sequence[LogLine], index: int, before: int) -> Sequence[LogLine]:
     return lines[max(0, index - before) : index + SHOWN_LINES - before]

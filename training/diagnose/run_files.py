@@ -8,15 +8,19 @@ import shlex
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from training.core import heartbeat, standing
+from training.core import heartbeat, run_reader, standing
 from training.core.errors import Exit
+from training.core.jsonl import Record
 from training.core.rundir import RunDir, read_json, read_records
 from training.diagnose import scan, source, traceback
 from training.diagnose.log_line import LogLine, shown
 from training.diagnose.root_cause import OWN, UNLISTED, Event
 from training.diagnose.signatures import CASCADE, EVIDENCE, NONE, RAISED, ROOT, UNKNOWN, causes
+
+if TYPE_CHECKING:
+    from training.core.contracts.verdict import EndRecord
 
 ROOT_FOLDERS = 3  # a log may lie that deep in its run: attempt_0/1/stderr.log
 HEAD = 64 << 10  # bytes
@@ -44,7 +48,7 @@ def _run_of_console(log: Path) -> RunDir | None:
     return next((RunDir(folder) for folder in reversed(found) if (folder / "plan.json").is_file()), None)
 
 
-def ended(run: RunDir) -> dict[str, Any] | None:
+def ended(run: RunDir) -> EndRecord | None:
     """What the run itself says of its end, the later one of failure.json and summary.json; None: nothing."""
     summary, failure = standing.ends(run)
     if failure and failure.get("cause") in causes() and (not summary or summary.get("time", 0.0) <= failure.get("time", 0.0)):
@@ -65,7 +69,7 @@ def reported(run: RunDir) -> list[Event]:
 
 def alive(run: RunDir) -> str:
     """What a run that goes on is doing, for people; '' when it does not."""
-    supervisor = read_json(run.supervisor)
+    supervisor = run_reader.read_supervisor(run.supervisor)
     if not supervisor or not standing.lives(supervisor):
         return ""
     doing = "; ".join(f"rank {b.rank}: {b}, {b.age_s:.0f} s ago" for b in heartbeat.read_all(run.heartbeats))
@@ -74,7 +78,7 @@ def alive(run: RunDir) -> str:
 
 def _vanished(run: RunDir) -> list[Event]:
     """A run that nobody has ended, and of which nobody lives: what its heartbeats show last."""
-    supervisor = read_json(run.supervisor)
+    supervisor = run_reader.read_supervisor(run.supervisor)
     if not supervisor or standing.lives(supervisor):
         return []
     beats = heartbeat.read_all(run.heartbeats)
@@ -93,11 +97,11 @@ def of_files(paths: Iterable[Path]) -> Iterable[Event]:
             yield _event(text, rank, time, path, facts.get("where") or None)
 
 
-def _ours(facts: dict[str, Any]) -> tuple[str, int | None, float | None]:
+def _ours(facts: Record) -> tuple[str, int | None, float | None]:
     return f"{facts.get('type')}: {facts.get('message')}", facts.get("guilty_rank"), facts.get("time")
 
 
-def _torchs(facts: dict[str, Any], path: Path) -> tuple[str, int | None, float | None]:
+def _torchs(facts: Record, path: Path) -> tuple[str, int | None, float | None]:
     """torch/distributed/elastic/multiprocessing/errors/error_handler.py: {"message": {"message", "extraInfo": {"timestamp"}}}."""
     message = facts.get("message")
     if isinstance(message, str):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.config.schema import Config
 from training.core.project import ENTRYPOINT
@@ -14,6 +14,9 @@ from training.host import cgroups
 from training.host.gpus import GpuInventory
 from training.host.placement import RANK, Topology
 from training.host.torch_build import TorchBuild
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import DecisionRecord
 
 RECOVERS, RETRIES = "train_dual_gpu_enhanced.sh", 2  # where `--retries=auto` restarts, and how often
 
@@ -25,7 +28,7 @@ class Decision:
     value: Any
     reason: str
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> DecisionRecord:
         return {"value": self.value, "reason": self.reason}
 
 

@@ -7,7 +7,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from training.core.jsonl import Record
 
 TABLE = Path(__file__).with_name("variables.json")
 TYPING_ERROR = 0.85  # so alike are a name and a known one when it is one
@@ -32,8 +33,8 @@ class Known:
 
 
 @functools.cache
-def _table() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
+def _table() -> Record:
+    found: Record = json.loads(TABLE.read_text(encoding="utf-8"))
     return found
 
 

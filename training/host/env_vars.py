@@ -6,11 +6,14 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from training.core import redact
 from training.host import cgroups, env_catalog, network
 from training.host.gpus import one_line
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import VariableRecord
 
 FOUND = "from the environment"
 SHOWN = 100  # characters of a value
@@ -23,8 +26,8 @@ class Variable:
     why: str
     origin: str  # "set here", "kept" when the user's own value stays, FOUND when we would not have set it
 
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
+    def record(self) -> VariableRecord:
+        return cast("VariableRecord", asdict(self))
 
     def line(self) -> str:
         """For people: value, origin, and what the variable does in a few words."""

@@ -9,7 +9,11 @@ import ctypes
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import GpuRecord
+
 
 T = TypeVar("T")
 DEFAULT, EXCLUSIVE, PROHIBITED = "default", "exclusive process", "prohibited"
@@ -54,8 +58,8 @@ class Gpu:
     fan_percent: int | None = None
     slowdowns: tuple[str, ...] | None = None  # of SLOWDOWNS, at this moment
 
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
+    def record(self) -> GpuRecord:
+        return cast("GpuRecord", asdict(self))
 
 
 @dataclass(frozen=True)

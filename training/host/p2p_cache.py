@@ -10,13 +10,23 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from training.core import rundir
 from training.host.env_vars import Variable
 
 WITHOUT_P2P = {"NCCL_P2P_DISABLE": "1"}
 FOUND = "the GPUs hang or get wrong data with peer-to-peer copies and work without"
+
+
+class P2PVerdict(TypedDict):
+    gpus: list[str]  # uuids
+    driver: str | None
+    torch: str | None  # version
+    nccl: str  # version
+    variables: dict[str, str]
+    found: str  # for people
+    time: float  # unix s
 
 
 def path(environ: Mapping[str, str] = os.environ) -> Path | None:
@@ -52,7 +62,7 @@ def remember(gpu_uuids: Iterable[str], driver: str | None, torch_version: str | 
     key, file = _Key(gpu_uuids, driver, torch_version), path()
     if not key.complete or file is None:
         return f"not remembered: {'the driver does not name the GPUs' if file else 'there is no home folder'}"
-    new = {
+    new: P2PVerdict = {
         "gpus": sorted(key.gpus),
         "driver": driver,
         "torch": torch_version,
@@ -79,20 +89,20 @@ class _Key:
         self.gpus, self.driver, self.torch = set(gpu_uuids), driver, torch_version
         self.complete = bool(self.gpus and driver and torch_version) and not self.gpus & {"", "-"}
 
-    def met_by(self, verdict: dict[str, Any]) -> bool:
+    def met_by(self, verdict: P2PVerdict) -> bool:
         """Found for these GPUs or for some of them: two that can not talk can not in larger company either."""
         same = (verdict["driver"], verdict["torch"]) == (self.driver, self.torch)
         return self.complete and same and set(verdict["gpus"]) <= self.gpus
 
 
-def _read() -> list[dict[str, Any]]:
+def _read() -> list[P2PVerdict]:
     """The verdicts that are whole."""
     file = path()
     found = (rundir.read_json(file) or {}).get("verdicts") if file else None
     return [v for v in found if _whole(v)] if isinstance(found, list) else []
 
 
-def _whole(verdict: Any) -> bool:
+def _whole(verdict: object) -> bool:
     if not isinstance(verdict, dict) or not {"gpus", "driver", "torch", "variables"} <= set(verdict):
         return False
     gpus = verdict["gpus"]
@@ -101,7 +111,7 @@ def _whole(verdict: Any) -> bool:
     return bool(known) and verdict["variables"] == WITHOUT_P2P
 
 
-def _write(file: Path, verdicts: list[dict[str, Any]]) -> str:
+def _write(file: Path, verdicts: list[P2PVerdict]) -> str:
     """Empty, or what went wrong."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

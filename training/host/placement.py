@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Final, cast
 
 from training.core.errors import Problem, UserError
 
-LOCAL, NODE, RANK = "local", "node", "rank"
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import PlaceKind
+    from training.core.contracts.plan import PlaceRecord
+
+LOCAL: Final = "local"
+NODE: Final = "node"
+RANK: Final = "rank"
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 12355  # of several machines, where nobody can tell the others which one is free
 ON, OFF = "--launcher=env", "--launcher=spawn"
@@ -29,7 +35,7 @@ class LauncherOptions:
 class Topology:
     """`kind`: LOCAL and NODE start ranks, a RANK is one. `source` says who told us."""
 
-    kind: str
+    kind: PlaceKind
     source: str  # nobody, flags, torchrun, platform, slurm
     reason: str
     rank: int = 0
@@ -40,10 +46,10 @@ class Topology:
     node_rank: int = 0
     master_addr: str = ""
     master_port: int = 0
-    leftovers: tuple[str, ...] = ()  # variables of another launcher that are not followed
+    leftovers: Sequence[str] = ()  # variables of another launcher that are not followed
 
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
+    def record(self) -> PlaceRecord:
+        return cast("PlaceRecord", asdict(self))
 
     @property
     def first_node(self) -> bool:

@@ -6,20 +6,21 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .reporting import MANY, Finding, listed, ranks
 from .sample_tracker import SHOWN
 from .shared_store import SharedStore
 from .step_timer import WINDOW
 
+if TYPE_CHECKING:
+    from training.inspector.exchange import RankProgress, SampledReport, SeenReport, StartReport, StepRow
+
 SAME = 0.5  # of the samples of two ranks: not by chance
 COSTS = 0.05  # of a step: what a slow rank must cost to be told
 LEAST_MS = 2.0
 NAMED_S = 5.0  # that others stand still before the rank they wait for is named
 EARLY = (1, 10)  # steps that are looked at in any case
-
-Report = dict[str, Any]
 
 
 def due(step: int, every: int) -> bool:
@@ -49,10 +50,10 @@ class Judge:
         self._board, self._say, self._find = board, say, find
         self._every, self._slow, self._disjoint = every, slow, disjoint
         self.named_s = min(NAMED_S, patience_s / 2)
-        self._starts: list[Report] | None = None
+        self._starts: list[StartReport] | None = None
         self._compared = False  # the samples
         self._due = next_due(0, every) if every else 0
-        self._changed: dict[int, tuple[Report, float]] = {}  # rank → its last state, since when
+        self._changed: dict[int, tuple[RankProgress, float]] = {}  # rank → its last state, since when
         self._windows, self._suspects = 0, set[int]()
 
     def look(self, now: float) -> None:
@@ -92,7 +93,7 @@ class Judge:
 
     # The start
 
-    def _tell_start(self, reports: list[Report]) -> None:
+    def _tell_start(self, reports: list[StartReport]) -> None:
         world = self._board.world
         for rank, r in enumerate(reports[:MANY]):
             facts = {key: r[key] for key in ("dataset", "batches", "sampler", "first")}
@@ -112,7 +113,7 @@ class Judge:
             text = f"{ranks(few)} has {least} batches an epoch, others up to {max(c for c in counts if c is not None)}"
             self._find(Finding("uneven", f"{text}: the others will wait for it at the end of the epoch (drop_last, or Join)", few[0]))
 
-    def _compare_samples(self, starts: list[Report], seen: list[Report]) -> None:
+    def _compare_samples(self, starts: list[StartReport], seen: list[SeenReport]) -> None:
         if self._board.world == 1 or not self._disjoint:
             return
         pairs = (
@@ -123,7 +124,7 @@ class Judge:
         same: list[tuple[int, int, str]] = []
         notes: list[tuple[int, int, str]] = []
         for a, b in pairs:
-            evidence, certain = overlap(starts[a] | seen[a], starts[b] | seen[b])
+            evidence, certain = overlap({**starts[a], **seen[a]}, {**starts[b], **seen[b]})
             if evidence:
                 (same if certain else notes).append((a, b, evidence))
         if same:
@@ -139,7 +140,7 @@ class Judge:
 
     # Participation
 
-    def _participation(self, step: int, rows: list[Report], starts: list[Report]) -> None:
+    def _participation(self, step: int, rows: list[StepRow], starts: list[StartReport]) -> None:
         world = self._board.world
         sums = [row["sum"] for row in rows]
         comparable = world > 1 and None not in sums and len({r["structure"] for r in starts}) == 1
@@ -153,7 +154,7 @@ class Judge:
         self._say(text, step=step, ranks=rows)
         self._board.drop_all(f"sums/{step}")
 
-    def _differing(self, step: int, sums: list[str], starts: list[Report]) -> Finding:
+    def _differing(self, step: int, sums: list[str | None], starts: list[StartReport]) -> Finding:
         common, votes = Counter(sums).most_common(1)[0]
         every = list(range(len(sums)))
         # Without a majority (two ranks) nobody can be blamed.
@@ -168,8 +169,8 @@ class Judge:
 
     # While it trains
 
-    def _states(self, now: float) -> list[Report]:
-        states = [self._board.take(f"state/{rank}") for rank in range(self._board.world)]
+    def _states(self, now: float) -> list[RankProgress]:
+        states: list[RankProgress | None] = [self._board.take(f"state/{rank}") for rank in range(self._board.world)]
         for rank, state in enumerate(states):
             if state and (rank not in self._changed or _place(self._changed[rank][0]) != _place(state)):
                 self._changed[rank] = (state, now)
@@ -177,14 +178,15 @@ class Judge:
                 self._changed[rank] = (state, self._changed[rank][1])
         return [state for state in states if state]
 
-    def _stragglers(self, states: list[Report]) -> None:
+    def _stragglers(self, states: list[RankProgress]) -> None:
         windows = min(state["laps"] for state in states) // WINDOW
-        if windows <= self._windows or not all(state["times"] for state in states):
+        known = [times for state in states if (times := state["times"])]
+        if windows <= self._windows or len(known) < len(states):
             return
         self._windows, before, self._suspects = windows, self._suspects, set()
         for rank, state in enumerate(states):
-            own, data, period = state["times"]
-            others = median(other["times"][0] for r, other in enumerate(states) if r != rank)
+            own, data, period = known[rank]
+            others = median(other[0] for r, other in enumerate(known) if r != rank)
             if own > self._slow * others and own - others > max(LEAST_MS, COSTS * period):
                 self._suspects.add(rank)
                 if rank in before:  # twice in a row: not by chance
@@ -194,7 +196,7 @@ class Judge:
                     text += f"{others:.1f} ms, and wait for it (medians of {WINDOW} steps)"
                     self._find(Finding("straggler", text, rank, state["step"]))
 
-    def _missing(self, states: list[Report], now: float) -> None:
+    def _missing(self, states: list[RankProgress], now: float) -> None:
         waiting, gone = self._waiting(states)
         still = all(now - self._changed[rank][1] >= self.named_s for rank in (*waiting, *gone))
         still |= any(states[rank]["broken"] for rank in waiting)
@@ -205,7 +207,7 @@ class Judge:
             text = f"{ranks(gone)} has no more data: {why} after step {step}, and {ranks(waiting)} {wait} for it in step {step + 1}"
             self._find(Finding("no_data", text, gone[0], step))
 
-    def _waiting(self, states: list[Report]) -> tuple[list[int], list[int]]:
+    def _waiting(self, states: list[RankProgress]) -> tuple[list[int], list[int]]:
         """(ranks that wait, ranks that have ended before them)."""
         if len(states) < self._board.world:
             return [], []
@@ -216,11 +218,11 @@ class Judge:
         return waiting, gone if waiting else []
 
 
-def _place(state: Report) -> tuple[object, ...]:
+def _place(state: RankProgress) -> tuple[object, ...]:
     return state["step"], state["in_step"], state["ended"], state["broken"]
 
 
-def _data(r: Report) -> str:
+def _data(r: StartReport) -> str:
     if not r["sampler"]:
         return "no loader was given"
     samples, batches = ("an unknown number of" if r[key] is None else r[key] for key in ("dataset", "batches"))
@@ -230,12 +232,12 @@ def _data(r: Report) -> str:
     return ", ".join(parts)
 
 
-def _share(row: Report) -> str:
+def _share(row: StepRow) -> str:
     size = "a batch" if row["size"] is None else f"{row['size']} samples"
     return f"{size}, loss {float(row['loss']):.4f}" if row["loss"] is not None else size
 
 
-def overlap(a: Report, b: Report) -> tuple[str, bool]:
+def overlap(a: SampledReport, b: SampledReport) -> tuple[str, bool]:
     """(what is the same between two ranks or nothing, whether that is certain)."""
     ours, theirs = set(a["digests"]), set(b["digests"])
     # Samples that are often the same within a rank tell nothing.

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -16,12 +16,13 @@ from .analysis import Judge
 from .reporting import Finding, FindingsOutput, InspectionError
 from .shared_store import SharedStore
 
+if TYPE_CHECKING:
+    from training.inspector.exchange import RankProgress
+
 POLL_S = 0.25
 SOON_S = 0.02  # while something is expected
 LEAVE_S = 1.0  # for the others to take leave of rank 0's store
 DROP_S = 1.0  # after the end of the process group
-
-State = dict[str, Any]
 
 
 class Watcher(threading.Thread):
@@ -29,14 +30,19 @@ class Watcher(threading.Thread):
     when another rank has ended."""
 
     def __init__(
-        self, board: SharedStore, output: FindingsOutput, state: Callable[[], State], fatal: Callable[[Finding], bool], patience_s: float
+        self,
+        board: SharedStore,
+        output: FindingsOutput,
+        state: Callable[[], RankProgress],
+        fatal: Callable[[Finding], bool],
+        patience_s: float,
     ) -> None:
         super().__init__(name="inspector", daemon=True)
         self._board, self._output, self._state, self._fatal, self._patience_s = board, output, state, fatal, patience_s
         self.judge: Judge | None = None
         self._queue: deque[tuple[str, Any]] = deque()
         self._wake, self._closing, self._idle = threading.Event(), threading.Event(), threading.Event()
-        self._told: State = {}
+        self._told: RankProgress | None = None
         self._place: tuple[object, ...] = ()
         self._since = time.monotonic()
         self._read, self._found = 0, set[tuple[str, int | None]]()  # findings

@@ -9,7 +9,7 @@ import os
 from collections import deque
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,6 +19,9 @@ from .analysis import Judge, due
 from .background import Watcher
 from .reporting import Finding, FindingsOutput, InspectionError, listed
 from .shared_store import open_board
+
+if TYPE_CHECKING:
+    from training.inspector.exchange import RankProgress, SeenReport, StartReport, StepRow
 
 __all__ = ["DDPInspector", "InspectionError"]
 
@@ -154,7 +157,7 @@ class DDPInspector:
 
     # What the watcher asks
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> RankProgress:
         exhausted = self._drawn is not None and self._drawn.exhausted and not self._in_step
         return {
             "step": self._steps,
@@ -219,10 +222,10 @@ class DDPInspector:
     # What is told
 
     def _tell_start(self) -> None:
-        facts = sample_tracker.describe(self._loader, self._drawn)
         names = [name for name, _ in self._parameters]
         shapes = repr([(name, tuple(p.shape), str(p.dtype)) for name, p in self._parameters])
-        facts |= {
+        facts: StartReport = {
+            **sample_tracker.describe(self._loader, self._drawn),
             "first": self._first(),
             "structure": hashlib.blake2b(shapes.encode(), digest_size=8).hexdigest(),
             "compared": len(names),
@@ -256,14 +259,15 @@ class DDPInspector:
         if first and batches is not None and len(first) >= batches:
             first = first[: batches - 1]
         indices = [i for one in first for i in one] if first else None
-        self._watcher.put(f"seen/{self.rank}", {"indices": indices, "digests": self._digests})
+        seen: SeenReport = {"indices": indices, "digests": self._digests}
+        self._watcher.put(f"seen/{self.rank}", seen)
 
     def _tell_row(self, noted: PendingStep, loss: float | None) -> None:
         sums = [f"{number:012x}" for number in noted.sums.tolist()] if noted.sums is not None else []
         total = f"{sum(int(s, 16) for s in sums) % (1 << checksum.BITS):012x}" if sums else None
         if sums:
             self._watcher.put(f"sums/{noted.step}/{self.rank}", sums)
-        row = {"step": noted.step, "size": noted.size, "loss": None if loss is None else repr(loss), "sum": total}
+        row: StepRow = {"step": noted.step, "size": noted.size, "loss": None if loss is None else repr(loss), "sum": total}
         self._watcher.put(f"row/{noted.step}/{self.rank}", row)
 
     # The end

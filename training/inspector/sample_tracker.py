@@ -6,9 +6,12 @@ import hashlib
 import numbers
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from training.inspector.exchange import LoaderFacts
 
 SHOWN = 8  # indices
 PROVEN_STEPS = 8  # of the first epoch, whose samples are compared between the ranks
@@ -155,7 +158,7 @@ def unwatch(loader: Any, drawn: SamplerTrace) -> None:
         object.__setattr__(own, "batch_sampler", drawn._inner)
 
 
-def describe(loader: Any, drawn: SamplerTrace | None) -> dict[str, Any]:
+def describe(loader: Any, drawn: SamplerTrace | None) -> LoaderFacts:
     """What is known of a rank's data before it trains."""
     own = getattr(loader, "base_dataloader", loader)
     dataset: Any = getattr(own, "dataset", None)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from training.core import exit_status, heartbeat, log, phases, rundir
 from training.core.errors import Exit
@@ -31,6 +31,10 @@ from training.watchdog import hang_dump, rank_exit
 from training.watchdog.hang_report import HangFinding
 from training.watchdog.start import RanksWatch
 
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+    from training.core.contracts.verdict import FailureRecord
+
 POLL_S = 0.25
 
 
@@ -40,7 +44,7 @@ class Attempt:
     def __init__(
         self,
         run: rundir.RunDir,
-        plan: dict[str, Any],
+        plan: Plan,
         team: LocalRanks,
         token: str,
         line: PeerLink | None = None,
@@ -220,7 +224,7 @@ class Attempt:
             elif "asked" in message:
                 self._asked_elsewhere(node, message)
             else:
-                self.line.failed = message.get("record") or self.line.failed
+                self.line.failed = cast("FailureRecord | None", message.get("record")) or self.line.failed
                 self._failed_elsewhere()
 
     def _ended_elsewhere(self, node: int, status: object) -> None:

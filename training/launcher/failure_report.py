@@ -6,9 +6,9 @@ import re
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from training.core import exit_status, heartbeat, rundir
+from training.core import exit_status, heartbeat, run_reader, rundir
 from training.core.errors import RANK_DISK_FULL, Exit
 from training.core.tail import tail
 from training.diagnose import card
@@ -22,6 +22,11 @@ from training.trainer import prepared_cache
 from training.watchdog.hang_report import DESYNC, HangFinding
 from training.watchdog.probes.stacks import Stack
 from training.watchdog.rank_exit import DIED, ERROR
+
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import FailureKind
+    from training.core.contracts.plan import Plan
+    from training.core.contracts.verdict import FailureRecord, RankErrorRecord
 
 SHOWN_LINES = 10
 SHOWN_CHARACTERS = 240  # of an exception's message
@@ -64,11 +69,11 @@ def statuses(outcome: Outcome) -> str:
     return "".join(f"{';' if i else ':'} rank {', '.join(ranks)} {how}" for i, (how, ranks) in enumerate(by_end.items()))
 
 
-def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[str, Any]:
+def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     """The content of failure.json."""
     found = outcome.finding
     rank, status = (outcome.here if outcome.elsewhere else outcome.guilty) or (None, 0)
-    errors = [e for p in run.ranks.glob("rank*.error.json") if (e := rundir.read_json(p))]
+    errors = [e for p in run.ranks.glob("rank*.error.json") if (e := run_reader.read_rank_error(p))]
     if rank is None and errors and not found:  # torchrun tells only that something failed
         rank = min(errors, key=lambda e: e["time"])["rank"]
     own = None if found else causes.root(errors, rank)
@@ -93,16 +98,15 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
     lost = outcome.lost if kind != rundir.ASKED and (outcome.here is None or (own and causes.is_victim(own))) else None
     if lost:  # what our ranks say of it is only that they have lost the others
         rank, own, cause, kind, summary = None, None, lost.cause, lost.kind, lost.text
-    record = {
+    record: FailureRecord = {
         "cause": cause,
         "kind": kind,
-        **({"node": lost.node} if lost else {}),
         "victim": cause == causes.PEER_DIED if own is None else causes.is_victim(own),
         "rank": rank,
         "step": _step(run, rank),
         "summary": summary,
-        "where": _where(outcome, own) or (thrown and thrown.where),
-        "phase": (found and found.phase) or (outcome.phases.get(rank) if rank is not None else None),
+        "where": _where(outcome, own) or (thrown.where if thrown else None),
+        "phase": (found.phase if found else None) or (outcome.phases.get(rank) if rank is not None else None),
         "phases": {str(r): p for r, p in sorted(outcome.phases.items())},
         "since_s": found.since_s if found else None,
         "waiting": {str(r): place for r, place in sorted(found.waiting.items())} if found else {},
@@ -114,9 +118,11 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any]) -> dict[
         "torn_down": outcome.torn_down,
         "time": time.time(),
     }
+    if lost:
+        record["node"] = lost.node
     event = told.event if told else None
     groups = event.hit.groups if event and event.hit else {}
-    return record | {"advice": of_end(record, event.signature if event else None, groups, card.language(), values(run, plan))}
+    return {**record, "advice": of_end(record, event.signature if event else None, groups, card.language(), values(run, plan))}
 
 
 def _last_lines(log: Path, since: int) -> list[str]:
@@ -133,8 +139,8 @@ def _stack(found: HangFinding) -> list[str]:
 
 
 def _what(
-    outcome: Outcome, run: rundir.RunDir, plan: dict[str, Any], rank: int | None, status: int, own: dict[str, Any] | None
-) -> tuple[str, str, str]:
+    outcome: Outcome, run: rundir.RunDir, plan: Plan, rank: int | None, status: int, own: RankErrorRecord | None
+) -> tuple[str, FailureKind, str]:
     """(cause, kind, summary); `own`: what the rank has reported."""
     if outcome.killed or stopped_early(outcome):
         return "interrupted" if outcome.asked == Exit.INTERRUPTED else "preempted", rundir.ASKED, _stop(outcome)
@@ -177,7 +183,7 @@ def _for_memory(outcome: Outcome) -> str:
     return f"{exit_status.how(-signal.SIGKILL)} when memory ran out: the kernel's count of such kills has risen from {before} to {now}"
 
 
-def _where(outcome: Outcome, own: dict[str, Any] | None) -> str | None:
+def _where(outcome: Outcome, own: RankErrorRecord | None) -> str | None:
     if outcome.finding:
         return outcome.finding.where
     if own:

@@ -15,7 +15,8 @@ import socket
 import sys
 import termios
 import time
-from typing import Any
+
+from training.core.jsonl import Record
 
 LIMIT = 1 << 18  # bytes of a line
 SEND_S = 2.0  # for a message; the other side's kernel takes it, even when its program is frozen
@@ -29,7 +30,7 @@ KERNEL = {  # seconds of quiet before the first question, between questions; mil
 }
 ALIVE = "alive"  # the key of a ping, which is no message: it never leaves this file
 PING = json.dumps({ALIVE: True}).encode() + b"\n"
-Message = dict[str, Any]
+Message = Record  # comes from a network
 
 
 class ConnectionLost(Exception):

@@ -8,13 +8,16 @@ import random
 import socket
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training.core import rundir
 from training.core.errors import Exit, Problem, UserError
 from training.core.project import ENTRYPOINT, ROOT
 from training.host import ports
 from training.host.placement import LOOPBACK
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
 
 # Where a port can only be named, not handed over: outside the kernel's range for outgoing connections (from 32768), so that
 # nothing takes it by chance before rank 0 does.
@@ -44,7 +47,7 @@ class LocalRanks:
             self.store.close()
 
 
-def alone(plan: dict[str, Any]) -> LocalRanks:
+def alone(plan: Plan) -> LocalRanks:
     """All ranks are on this machine. Raises UserError when the wanted port and those after it are taken."""
     count, wanted = plan["ranks"], plan["master_port"]
     if count == 1:
@@ -55,12 +58,12 @@ def alone(plan: dict[str, Any]) -> LocalRanks:
     return LocalRanks(range(count), count, LOOPBACK, store.getsockname()[1], store)
 
 
-def is_script(plan: dict[str, Any]) -> bool:
+def is_script(plan: Plan) -> bool:
     """Somebody's own script, which knows nothing of us."""
     return plan.get("script") is not None
 
 
-def command(run: rundir.RunDir, plan: dict[str, Any]) -> list[str]:
+def command(run: rundir.RunDir, plan: Plan) -> list[str]:
     """What every rank of this run executes."""
     if not is_script(plan):
         return [sys.executable, str(ROOT / ENTRYPOINT)]

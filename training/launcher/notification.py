@@ -6,29 +6,38 @@ import json
 import socket
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Final, cast
 
-from training.core import manifest, rundir
+from training.core import manifest, run_reader, rundir
 from training.core.errors import EXIT_MEANING, Exit
+from training.core.jsonl import Record
 from training.core.redact import masked
 from training.core.tail import tail
 from training.diagnose import exception_cause as causes
 from training.host.gpus import one_line
 from training.trainer import summary
 
-FINISHED, FAILED, STOPPED, PREEMPTED = "finished", "failed", "stopped", "preempted"
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import NotifyStatus
+    from training.core.contracts.plan import Plan
+    from training.core.contracts.run_files import NotificationRecord, SummaryRecord
+
+FINISHED: Final = "finished"
+FAILED: Final = "failed"
+STOPPED: Final = "stopped"
+PREEMPTED: Final = "preempted"
 WORDS = {FINISHED: "finished", FAILED: "failed", STOPPED: "stopped on request", PREEMPTED: "preempted"}
-BY_CODE = {Exit.DONE: FINISHED, Exit.INTERRUPTED: STOPPED, Exit.PREEMPTED: PREEMPTED}
+BY_CODE: dict[Exit, NotifyStatus] = {Exit.DONE: FINISHED, Exit.INTERRUPTED: STOPPED, Exit.PREEMPTED: PREEMPTED}
 RECORDS = 500  # from the end of metrics.jsonl: the last step and the last evaluation
 TEXT = 500  # characters
 
 
-def payload(run: rundir.RunDir, plan: dict[str, Any], code: int, *, begun: bool, why: str = "") -> dict[str, Any]:
+def payload(run: rundir.RunDir, plan: Plan, code: int, *, begun: bool, why: str = "") -> NotificationRecord:
     """Facts that go to strangers, so without secrets. Unless it has `begun`, the run directory knows nothing of this launch.
     `why`: what the user was told where no rank has ended the run."""
     done = _of_this_start(run.summary, plan) if begun else {}
     failure = _failure(run, plan) if begun and not why else {}
-    status = BY_CODE.get(Exit(code), FAILED) if code in EXIT_MEANING else FAILED
+    status: NotifyStatus = BY_CODE.get(Exit(code), FAILED) if code in EXIT_MEANING else FAILED
     if failure.get("kind") == rundir.ASKED:
         status = PREEMPTED if failure["cause"] == "preempted" else STOPPED
     failure = failure if status == FAILED or not done else {}
@@ -56,38 +65,39 @@ def payload(run: rundir.RunDir, plan: dict[str, Any], code: int, *, begun: bool,
     }
 
 
-def _of_this_start(path: Path, plan: dict[str, Any]) -> dict[str, Any]:
+def _of_this_start(path: Path, plan: Plan) -> Record:
     """Not what an earlier start of the run has left."""
     return (rundir.read_json(path) or {}) if rundir.written_since(path, plan["created"]) else {}
 
 
-def _failure(run: rundir.RunDir, plan: dict[str, Any]) -> dict[str, Any]:
+def _failure(run: rundir.RunDir, plan: Plan) -> Record:
     """What the supervisor has judged; without one, what the only rank has said of itself."""
     if known := _of_this_start(run.failure, plan):
         return known
-    own = rundir.read_json(run.rank_error(0))
+    own = run_reader.read_rank_error(run.rank_error(0))
     if own is None:
         return {}
     return {"cause": causes.of_error(own), "kind": "", "rank": 0, "summary": f"{own['type']}: {own['message']}", "step": None}
 
 
-def _text(run: rundir.RunDir, plan: dict[str, Any], done: dict[str, Any], failure: dict[str, Any], status: str) -> str:
+def _text(run: rundir.RunDir, plan: Plan, done: Record, failure: Record, status: str) -> str:
     if failure:
         rank = "" if failure.get("rank") is None or status != FAILED else f"rank {failure['rank']}: "
         return f"{rank}{failure['summary']}"
     if "loss_last" in done:
+        whole = cast("SummaryRecord", done)
         saved = "" if status == FINISHED else f"stopped at step {done['steps']}, checkpoint saved; "
-        return f"{saved}{summary.trained(done, plan)}; loss {summary.learnt(done)}"
+        return f"{saved}{summary.trained(whole, plan)}; loss {summary.learnt(whole)}"
     if done:  # somebody's script
         return f"{done['ranks']} rank{'s' if done['ranks'] > 1 else ''}, {done['seconds']:.1f} s"
     saved_step = int((manifest.newest(run.checkpoints) or {"step": 0})["step"])
     return f"step {saved_step} is saved" if saved_step else "no checkpoint yet"
 
 
-def _last(run: rundir.RunDir) -> tuple[dict[str, Any], dict[str, Any]]:
+def _last(run: rundir.RunDir) -> tuple[Record, Record]:
     """The last recorded step and the last evaluation; empty without."""
-    step: dict[str, Any] = {}
-    evaluation: dict[str, Any] = {}
+    step: Record = {}
+    evaluation: Record = {}
     for line in tail(run.metrics, RECORDS):
         try:
             record = json.loads(line)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from training.core import log
 from training.host import process
+from training.launcher.json_socket import Message
 from training.launcher.peer_link import PeerLink, Waiting
 
 
@@ -55,7 +55,7 @@ class Others:
             self.line.tell({"asked": number, "times": times, "left": left})
 
 
-def asked(message: dict[str, Any]) -> tuple[int, int] | None:
+def asked(message: Message) -> tuple[int, int] | None:
     """(signal, how often) of a wish to stop from another machine; None where it is not one: it comes from a network."""
     number, times = message.get("asked"), message.get("times")
     if not isinstance(number, int) or not isinstance(times, int) or number not in process.STOP_SIGNALS:

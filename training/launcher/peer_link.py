@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from training.core import log
 from training.core.failure_kinds import GONE, SILENT
@@ -17,6 +17,11 @@ from training.core.rundir import ASKED
 from training.host.placement import Topology
 from training.launcher.json_socket import SILENT_S, ConnectionLost, JsonSocket, Message
 from training.launcher.local_ranks import LocalRanks
+
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import PeerKind
+    from training.core.contracts.plan import Plan
+    from training.core.contracts.verdict import FailureRecord
 
 PING_S = 1.0
 LATE_S = 2.5 * PING_S
@@ -36,7 +41,7 @@ class LostPeer:
     """Another machine that is not there any more."""
 
     node: int
-    kind: str
+    kind: PeerKind
     cause: str
     text: str  # who and why
 
@@ -44,10 +49,10 @@ class LostPeer:
 class PeerLink(ABC):
     """One machine's end of the talk. `failed`: what another machine says of its failure, if one does."""
 
-    def __init__(self, plan: dict[str, Any]) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan, self.place = plan, Topology(**plan["place"])
         self.wires: dict[int, JsonSocket] = {}  # by node
-        self.failed: Message | None = None
+        self.failed: FailureRecord | None = None
         self._kept: dict[int, list[Message]] = {}  # read too early, by node
         self.stopped = 0  # on another node than the first: the exit code where node 0 was asked to stop after a failure
         self._names: dict[int, str] = {}  # of nodes, for people
@@ -134,7 +139,7 @@ class PeerLink(ABC):
             return None
         return self._silence(node, wire, wire.unreachable)
 
-    def settle(self, own: Message) -> Message:
+    def settle(self, own: FailureRecord) -> FailureRecord:
         """The failure that every machine shows: of the machine where it began, as far as that can still say."""
         guilty = (own["rank"] is not None and not own["victim"]) or own["kind"] == ASKED
         last = time.monotonic()
@@ -144,7 +149,7 @@ class PeerLink(ABC):
                 messages = self.read(node)
                 self.keep(node, [m for m in messages if is_order(m)])
                 for message in messages:
-                    self.failed = message.get("record") or self.failed
+                    self.failed = cast("FailureRecord | None", message.get("record")) or self.failed
             time.sleep(PAUSE_S)
             last, passed = time.monotonic(), time.monotonic() - last
             for wire in self.wires.values():
@@ -153,7 +158,7 @@ class PeerLink(ABC):
             self.tell({"record": self.failed or own})  # the other machines know only us
         return self.failed or own
 
-    def _sure(self, own: Message) -> bool:
+    def _sure(self, own: FailureRecord) -> bool:
         """Is the fault another machine, which will say nothing more? A silent one only when it has been silent for long enough."""
         return own["kind"] == GONE or (own["kind"] == SILENT and bool(self.missing()))
 

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training.core import log, rundir
 from training.core.errors import Exit
@@ -14,6 +14,10 @@ from training.core.project import ROOT
 from training.core.redact import masked
 from training.launcher import hook_runner, notification, spawn
 from training.launcher.stop_signals import StopSignals
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+    from training.core.contracts.run_files import NotificationRecord
 
 REPORT_S, NOTIFY_S = 60.0, 30.0
 PREEMPTED_S = 10.0  # for the report: who preempts does not wait long
@@ -24,7 +28,7 @@ SHELL = "/bin/sh"
 class PostRun:
     """Of one launch; for the process that has started the run: the supervisor of the first machine, or rank 0 without one."""
 
-    def __init__(self, run: rundir.RunDir, plan: dict[str, Any]) -> None:
+    def __init__(self, run: rundir.RunDir, plan: Plan) -> None:
         self.run, self.plan, self._wishes, self._reported = run, plan, StopSignals(), False
         self.begun = False  # the data is accepted; before it the run directory knows nothing of this launch
 
@@ -62,7 +66,7 @@ class PostRun:
             if command := self.plan["config"].get("notify"):
                 self._notify(command, notification.payload(self.run, self.plan, code, begun=self.begun, why=why))
 
-    def _notify(self, command: str, facts: dict[str, Any]) -> None:
+    def _notify(self, command: str, facts: NotificationRecord) -> None:
         told = {
             "DUET_STATUS": facts["status"],
             "DUET_EXIT_CODE": str(facts["exit_code"]),

@@ -8,15 +8,22 @@ import os
 import time
 from collections import Counter
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.config.fault_spec import ATTEMPT
-from training.core import heartbeat, log, manifest, rundir, units
+from training.core import heartbeat, log, manifest, run_reader, rundir, units
 from training.core.errors import Exit
 from training.launcher import stop_signals
+from training.launcher.json_socket import Message
 from training.launcher.outcome import Outcome
 from training.launcher.recovery_policy import BY_ITSELF, CURES, Failure, GiveUp, Restart, changed_plan, remedy
 from training.launcher.stop_signals import StopSignals
+
+if TYPE_CHECKING:
+    from training.core.contracts.events import RestartFacts
+    from training.core.contracts.kinds import FieldValues
+    from training.core.contracts.plan import Plan
+    from training.core.contracts.verdict import FailureRecord
 
 SHOWN = 3  # failures in the last line
 
@@ -24,9 +31,9 @@ SHOWN = 3  # failures in the last line
 class Recovery:
     """Of one launch. `wanted`: where signals are noted that come between two attempts; without it, in a pause only."""
 
-    def __init__(self, run: rundir.RunDir, plan: dict[str, Any], wanted: StopSignals | None = None) -> None:
+    def __init__(self, run: rundir.RunDir, plan: Plan, wanted: StopSignals | None = None) -> None:
         self.run, self.plan, self._wishes = run, plan, wanted or StopSignals()
-        self.restarts: list[dict[str, Any]] = []  # as in events.jsonl
+        self.restarts: list[RestartFacts] = []  # as in events.jsonl
         self.stopped: Exit | None = None  # asked to stop between two attempts
         self.given_up = ""  # why the last failure is the end, where restarts were asked for
         self._failures: list[Failure] = []
@@ -35,14 +42,14 @@ class Recovery:
         self._attempt = 1
         os.environ[ATTEMPT] = "1"
 
-    def again(self, record: dict[str, Any], outcome: Outcome) -> bool:
+    def again(self, record: FailureRecord, outcome: Outcome) -> bool:
         """On one machine: shall the ranks be started again? Then the plan (in place, and its file) is the one to start with."""
         chosen = self.choose(record, outcome)
         if chosen is not None:
             self.begin(chosen)
         return chosen is not None
 
-    def choose(self, record: dict[str, Any], outcome: Outcome, missing: str = "") -> Restart | None:
+    def choose(self, record: FailureRecord, outcome: Outcome, missing: str = "") -> Restart | None:
         """What is done about a failure, said; None: that was the end (`stopped`: since somebody has asked to stop).
         `missing`: machines that can not take part."""
         beats = heartbeat.read_all(self.run.heartbeats)
@@ -90,23 +97,23 @@ class Recovery:
         self._change(chosen.changes, chosen.why)
         self._note(self._failures[-1], changes)
 
-    def follow(self, order: dict[str, Any], record: dict[str, Any]) -> None:
+    def follow(self, order: Message, record: FailureRecord) -> None:
         """On another machine than node 0: what that has decided. It comes from a network, so only what may change is changed."""
         self._change({name: order["changes"][name] for name in CURES if name in order["changes"]}, str(order["why"]))
         log.warning(f"{_told(record)}; restarting with the other machines from the last checkpoint")
 
-    def _change(self, changes: dict[str, Any], why: str) -> None:
+    def _change(self, changes: FieldValues, why: str) -> None:
         """The plan of this machine, in place and in its files, becomes that of the next attempt."""
         self._attempt += 1
         os.environ[ATTEMPT] = str(self._attempt)
         self.run.failure.unlink(missing_ok=True)
         if changes:
             self.plan.update(changed_plan(self.plan, changes, why))
-            seen = rundir.read_json(self.run.plan) or self.plan  # that of node 0, where all machines have the same disk
+            seen = run_reader.read_plan(self.run.plan) or self.plan  # that of node 0, where all machines have the same disk
             for path in {self.run.own_plan, self.run.plan} if seen["place"] == self.plan["place"] else {self.run.own_plan}:
                 rundir.write_json(path, self.plan)
 
-    def _failure(self, record: dict[str, Any]) -> Failure:
+    def _failure(self, record: FailureRecord) -> Failure:
         saved = self._saved()
         return Failure(
             record["cause"],
@@ -119,7 +126,7 @@ class Recovery:
             record["summary"],
         )
 
-    def _say(self, record: dict[str, Any], failure: Failure, chosen: Restart) -> None:
+    def _say(self, record: FailureRecord, failure: Failure, chosen: Restart) -> None:
         """What has failed and what is done about it, in one message; failure.json has the card, which then does not advise otherwise."""
         count = f" ({chosen.number} of {self.plan['retries']['value']})" if chosen.number else ""
         origin = f"step {failure.saved}" if failure.saved else "the beginning"
@@ -127,12 +134,12 @@ class Recovery:
         changes = f", with {chosen.says}" if chosen.says else ""
         text = f"restarting from {origin}{count}{pause}, {_steps(failure.lost)} lost{changes}"
         with contextlib.suppress(OSError):
-            rundir.write_json(self.run.failure, record | {"advice": [text]})
+            rundir.write_json(self.run.failure, {**record, "advice": [text]})
         log.warning(f"{_told(record)}; {text}")
 
     def _note(self, failure: Failure, changes: dict[str, list[Any]]) -> None:
         changed = [f"{name} {before} → {after}" for name, (before, after) in changes.items()]
-        facts = {
+        facts: RestartFacts = {
             "attempt": self._attempt,
             "cause": failure.cause,
             "kind": failure.kind,
@@ -163,14 +170,14 @@ class Recovery:
         self.look()
         if not self.restarts:
             return ""
-        if known := rundir.read_json(self.run.summary):
-            rundir.write_json(self.run.summary, known | {"restarts": self.restarts})
+        if known := run_reader.read_summary(self.run.summary):
+            rundir.write_json(self.run.summary, {**known, "restarts": self.restarts})
         count, kinds = len(self.restarts), Counter(map(str, self._failures))
         shown = [f"{text}{f', {times} times' if times > 1 else ''}" for text, times in kinds.items()]
         return f" after {units.plural(count, 'restart')} ({'the last: ' if len(kinds) > SHOWN else ''}{'; '.join(shown[-SHOWN:])})"
 
 
-def _told(record: dict[str, Any]) -> str:
+def _told(record: FailureRecord) -> str:
     """A failure in a line: who, what, in which phase, where."""
     node = f"node {record['node']}" if "node" in record else ""
     who = "" if record["rank"] is None else f"rank {record['rank']}{f' on {node}' if node else ''} failed"

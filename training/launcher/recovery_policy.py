@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 import signal
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from training import tasks
 from training.config import batch
@@ -23,6 +23,10 @@ from training.host import decisions
 from training.tasks.gpt import memory
 from training.watchdog.hang_report import BLOCKED, DESYNC, HANG, STOPPED, UNEVEN
 from training.watchdog.rank_exit import DIED
+
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import FailureKind, FieldValues
+    from training.core.contracts.plan import Plan
 
 SIGNALS = {signal.SIGKILL, signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
 NETWORK = {"nccl_network", "peer_died", "port_in_use", "rendezvous_timeout", "collective_timeout"}
@@ -48,7 +52,7 @@ class Failure:
     """How an attempt ended."""
 
     cause: str
-    kind: str  # died, error, or of a finding
+    kind: FailureKind
     rank: int | None
     status: int
     step: int  # that had been begun
@@ -75,7 +79,7 @@ class Restart:
     `why` in the plan, `says` on the console."""
 
     number: int
-    changes: dict[str, Any] = field(default_factory=dict)
+    changes: FieldValues = field(default_factory=dict)
     why: str = ""
     says: str = ""
     pause_s: float = 0.0
@@ -88,7 +92,7 @@ class GiveUp:
     reason: str
 
 
-def remedy(failure: Failure, plan: dict[str, Any], before: Sequence[Failure]) -> Restart | GiveUp:
+def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart | GiveUp:
     """`before`: the earlier failures of this start, first one first."""
     retries = plan["retries"]["value"]
     if not retries:
@@ -127,7 +131,7 @@ def _row(failures: Sequence[Failure]) -> Sequence[Failure]:
     return failures[first:]
 
 
-def _smaller_batch(failure: Failure, plan: dict[str, Any]) -> Restart | GiveUp | None:
+def _smaller_batch(failure: Failure, plan: Plan) -> Restart | GiveUp | None:
     if failure.cause != OOM:
         return None
     now, total = plan["config"]["device_batch_size"], plan["config"]["total_batch_size"]
@@ -140,7 +144,7 @@ def _smaller_batch(failure: Failure, plan: dict[str, Any]) -> Restart | GiveUp |
     return Restart(0, {"device_batch_size": size}, f"{who} was out of memory with {now}", says)
 
 
-def _fewer_workers(failure: Failure, plan: dict[str, Any], row: Sequence[Failure]) -> Restart | None:
+def _fewer_workers(failure: Failure, plan: Plan, row: Sequence[Failure]) -> Restart | None:
     """After the second failure of the data loader: a worker that was killed, or that nothing comes from."""
     workers = plan["config"]["num_workers"]
     if not workers or not _of_loader(failure) or not any(_of_loader(f) for f in row):
@@ -157,7 +161,7 @@ def _of_loader(failure: Failure) -> bool:
     return stuck or failure.cause in WORKER
 
 
-def changed_plan(plan: dict[str, Any], changes: dict[str, Any], why: str) -> dict[str, Any]:
+def changed_plan(plan: Plan, changes: FieldValues, why: str) -> Plan:
     """The plan with these fields changed, and with what follows from them."""
     config = plan["config"] | changes
     plan = plan | {"config": config, "origins": plan["origins"] | dict.fromkeys(changes, f"from recovery: {why}")}
@@ -166,11 +170,11 @@ def changed_plan(plan: dict[str, Any], changes: dict[str, Any], why: str) -> dic
         split = batch.split(size, old["seq_len"], old["world_size"], config["total_batch_size"])
         assert split, "batch.smaller() gives divisors only"
         plan |= {
-            "batch": asdict(split),
+            "batch": split.record(),
             "device_batch_size": decisions.Decision(size, why).record(),
             "static_graph": decisions.static_graph(Config(**config), split.accumulation).record(),
         }
         if "memory" in plan:
             load = replace(memory.StepWorkload(**plan["memory"]["load"]), sequences=size)
-            plan |= {"memory": plan["memory"] | memory.estimate(load).record() | {"load": asdict(load)}}
+            plan |= {"memory": {**plan["memory"], **memory.estimate(load).record(), "load": load.record()}}
     return plan

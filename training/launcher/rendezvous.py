@@ -12,7 +12,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training.core import log
 from training.core.errors import Exit, Problem, UserError
@@ -23,13 +23,16 @@ from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
 from training.launcher.local_ranks import LocalRanks, is_script, listen
 from training.launcher.peer_link import NAME, PEER_DIED, LostPeer, PeerLink, Waiting
 
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+
 PROTOCOL = 3
 ANSWER_S = 2.0  # a stranger on the port does not answer at all
 RETRY_S = 0.25
 FIREWALL = "a firewall between the machines must let this port through"
 
 
-def facts(plan: dict[str, Any]) -> dict[str, Any]:
+def facts(plan: Plan) -> Message:
     """What must be the same on every machine."""
     from training.config.schema import FIELDS, of_the_run
 
@@ -39,7 +42,7 @@ def facts(plan: dict[str, Any]) -> dict[str, Any]:
     return own | script | counts | {"torch": plan["torch"]}
 
 
-def differences(theirs: dict[str, Any], ours: dict[str, Any], node: int) -> list[str]:
+def differences(theirs: Message, ours: Message, node: int) -> list[str]:
     return [
         f"{name} is {theirs.get(name)!r} on node {node}, but {ours.get(name)!r} on node 0"
         for name in sorted({*theirs, *ours})
@@ -50,7 +53,7 @@ def differences(theirs: dict[str, Any], ours: dict[str, Any], node: int) -> list
 class Coordinator(PeerLink):
     """Node 0."""
 
-    def __init__(self, plan: dict[str, Any]) -> None:
+    def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self._bound = network.own_address(self.place.master_addr)
         wanted = self.port = plan["master_port"]
@@ -199,7 +202,7 @@ class Peer(PeerLink):
         return {"gone": LostPeer(0, GONE, PEER_DIED, f"{self.name(0)} is gone")}
 
 
-def ask(plan: dict[str, Any], seconds: float) -> tuple[str, str]:
+def ask(plan: Plan, seconds: float) -> tuple[str, str]:
     """(run name, launch) from node 0, which compares what this machine is going to do. Raises UserError."""
     place = Topology(**plan["place"])
     answer, wire = _until_answered(place, {"want": "run", "node": place.node_rank, "facts": facts(plan)}, seconds)
@@ -262,7 +265,7 @@ def _attempts(place: Topology, hello: Message) -> Iterator[tuple[Message, JsonSo
             yield "something else listens there"
 
 
-def line_of(plan: dict[str, Any]) -> Coordinator | Peer:
+def line_of(plan: Plan) -> Coordinator | Peer:
     """This machine's end. Raises UserError when node 0 can not listen."""
-    opened: Callable[[dict[str, Any]], Coordinator | Peer] = Coordinator if plan["place"]["node_rank"] == 0 else Peer
+    opened: Callable[[Plan], Coordinator | Peer] = Coordinator if plan["place"]["node_rank"] == 0 else Peer
     return opened(plan)

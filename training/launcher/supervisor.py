@@ -11,10 +11,10 @@ import signal
 import socket
 import time
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training import tasks
-from training.core import heartbeat, rundir, standing
+from training.core import heartbeat, run_reader, rundir, standing
 from training.core import log as console
 from training.core.errors import Exit, Problem, UserError
 from training.core.tail import tail
@@ -32,13 +32,19 @@ from training.plan import cli_args, writer
 from training.plan import training_plan as planner
 from training.trainer import prepared_cache, summary
 
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import SummaryStatus
+    from training.core.contracts.plan import Plan
+    from training.core.contracts.run_files import ScriptSummary
+    from training.core.contracts.verdict import FailureRecord
+
 SEARCHED_LINES = 200  # at the end of each rank's log
 
 
 def main(argv: list[str]) -> int:
     node = next((int(word.removeprefix("--node=")) for word in argv if word.startswith("--node=")), 0)
     run, stages = rundir.RunDir(argv[0], node), set(argv[1:])
-    plan = rundir.read_json(run.own_plan)
+    plan = run_reader.read_plan(run.own_plan)
     if plan is None:
         console.error(f"{run.own_plan} is missing or damaged")
         return Exit.CONFIG
@@ -54,7 +60,7 @@ def main(argv: list[str]) -> int:
     return code
 
 
-def _run(run: rundir.RunDir, plan: dict[str, Any], stages: set[str], ending: PostRun) -> tuple[int, str]:
+def _run(run: rundir.RunDir, plan: Plan, stages: set[str], ending: PostRun) -> tuple[int, str]:
     """The exit status, and what the user was told where no rank has ended the run."""
     try:
         with _line(run, plan) if plan["place"]["nnodes"] > 1 else nullcontext() as line:
@@ -74,7 +80,7 @@ def _run(run: rundir.RunDir, plan: dict[str, Any], stages: set[str], ending: Pos
         return Exit.INTERRUPTED, text
 
 
-def _line(run: rundir.RunDir, plan: dict[str, Any]) -> PeerLink:
+def _line(run: rundir.RunDir, plan: Plan) -> PeerLink:
     try:
         return rendezvous.line_of(plan)
     except UserError:
@@ -82,7 +88,7 @@ def _line(run: rundir.RunDir, plan: dict[str, Any]) -> PeerLink:
         raise
 
 
-def _prepare(run: rundir.RunDir, plan: dict[str, Any], line: PeerLink | None) -> None:
+def _prepare(run: rundir.RunDir, plan: Plan, line: PeerLink | None) -> None:
     """The other machines and the data. Raises UserError; then the run is as if it had never been asked for."""
     try:
         if line:
@@ -94,7 +100,7 @@ def _prepare(run: rundir.RunDir, plan: dict[str, Any], line: PeerLink | None) ->
         raise
 
 
-def _together(run: rundir.RunDir, plan: dict[str, Any], ending: PostRun, line: PeerLink, token: str) -> int:
+def _together(run: rundir.RunDir, plan: Plan, ending: PostRun, line: PeerLink, token: str) -> int:
     """On several machines. They end together; when a rank fails anywhere, every machine stops, and node 0 decides what comes next."""
     recovery, first = Recovery(run, plan), run.own == run.path
     while True:
@@ -107,7 +113,7 @@ def _together(run: rundir.RunDir, plan: dict[str, Any], ending: PostRun, line: P
         code = failure_report.exit_code(outcome)
         if not outcome.guilty and not outcome.killed:
             return _regular_end(run, plan, ending, outcome, recovery.finish()) if first else _node_end(run, code, outcome)
-        own = {"node": plan["place"]["node_rank"]} | failure_report.failure(outcome, run, plan)
+        own: FailureRecord = {"node": plan["place"]["node_rank"], **failure_report.failure(outcome, run, plan)}
         record = line.settle(own)
         _keep_failure(run, record, plan["created"])
         chosen = recovery.choose(record, outcome, line.missing()) if first and _may_help(run, outcome, record) else None
@@ -125,7 +131,7 @@ def _together(run: rundir.RunDir, plan: dict[str, Any], ending: PostRun, line: P
             prepared_cache.prepare(run, plan)
 
 
-def _attempts(run: rundir.RunDir, plan: dict[str, Any], ending: PostRun, stages: set[str], token: str) -> int:
+def _attempts(run: rundir.RunDir, plan: Plan, ending: PostRun, stages: set[str], token: str) -> int:
     with StopSignals() as wishes:
         recovery = Recovery(run, plan, wishes)
         while True:
@@ -157,7 +163,7 @@ def _attempts(run: rundir.RunDir, plan: dict[str, Any], ending: PostRun, stages:
                 return int(recovery.stopped or code)
 
 
-def _folder_lost(run: rundir.RunDir, plan: dict[str, Any], outcome: Outcome) -> bool:
+def _folder_lost(run: rundir.RunDir, plan: Plan, outcome: Outcome) -> bool:
     """Was the run directory removed while our ranks ran? Told without a file of the run, since none can be written or read."""
     if not outcome.ours or not (outcome.gone or run.is_gone()):
         return False
@@ -167,12 +173,12 @@ def _folder_lost(run: rundir.RunDir, plan: dict[str, Any], outcome: Outcome) -> 
     return True
 
 
-def _unbegun(run: rundir.RunDir, plan: dict[str, Any]) -> bool:
+def _unbegun(run: rundir.RunDir, plan: Plan) -> bool:
     """Was this the resume of a run, without a step? Then the run is again what it was before."""
     return plan["resume"] and not standing.stepped_since(run, plan["created"]) and writer.give_back(run)
 
 
-def _may_help(run: rundir.RunDir, outcome: Outcome, record: dict[str, Any]) -> bool:
+def _may_help(run: rundir.RunDir, outcome: Outcome, record: FailureRecord) -> bool:
     """Is it a failure that a restart could help against? It is noted."""
     if outcome.torn_down or record["kind"] == rundir.ASKED:
         return False
@@ -182,7 +188,7 @@ def _may_help(run: rundir.RunDir, outcome: Outcome, record: dict[str, Any]) -> b
     return True
 
 
-def _tell(run: rundir.RunDir, outcome: Outcome, record: dict[str, Any], given_up: str, *, analyse: bool = False) -> None:
+def _tell(run: rundir.RunDir, outcome: Outcome, record: FailureRecord, given_up: str, *, analyse: bool = False) -> None:
     """The end of a run that failed or was stopped. `given_up`: why it is not started again, where that was asked for."""
     code = record["exit_code"]
     if outcome.torn_down:
@@ -198,7 +204,7 @@ def _tell(run: rundir.RunDir, outcome: Outcome, record: dict[str, Any], given_up
         console.info(f"analysis\n{analysis(run)}")
 
 
-def _lacks_libuv(run: rundir.RunDir, plan: dict[str, Any], outcome: Outcome) -> bool:
+def _lacks_libuv(run: rundir.RunDir, plan: Plan, outcome: Outcome) -> bool:
     """torch has been built without libuv, and says so to a script or to torchrun, which ask for it: then the ranks are started
     again without. torchrun itself can not be told by its environment, direct start can."""
     said = (line for log, since in outcome.log_from.items() for line in tail(log, SEARCHED_LINES, since))
@@ -210,7 +216,7 @@ def _lacks_libuv(run: rundir.RunDir, plan: dict[str, Any], outcome: Outcome) -> 
     return True
 
 
-def _keep_failure(run: rundir.RunDir, record: dict[str, Any], created: float) -> None:
+def _keep_failure(run: rundir.RunDir, record: FailureRecord, created: float) -> None:
     try:
         rundir.write_json(run.failure, record)
     except OSError as error:
@@ -226,7 +232,7 @@ def _node_end(run: rundir.RunDir, code: int, outcome: Outcome) -> int:
     return code
 
 
-def _regular_end(run: rundir.RunDir, plan: dict[str, Any], ending: PostRun, outcome: Outcome, recovered: str = "") -> int:
+def _regular_end(run: rundir.RunDir, plan: Plan, ending: PostRun, outcome: Outcome, recovered: str = "") -> int:
     code = failure_report.exit_code(outcome)
     if local_ranks.is_script(plan):
         return _script_end(run, plan, code, outcome)
@@ -240,12 +246,13 @@ def _regular_end(run: rundir.RunDir, plan: dict[str, Any], ending: PostRun, outc
     return code
 
 
-def _script_end(run: rundir.RunDir, plan: dict[str, Any], code: int, outcome: Outcome) -> int:
+def _script_end(run: rundir.RunDir, plan: Plan, code: int, outcome: Outcome) -> int:
     seconds = time.time() - plan["created"]
     ranks = f"{plan['ranks']} rank{'s' if plan['ranks'] > 1 else ''}"
-    status = "finished" if code == Exit.DONE else "stopped"
+    status: SummaryStatus = "finished" if code == Exit.DONE else "stopped"
     if not run.is_gone():
-        rundir.write_json(run.summary, {"status": status, "ranks": plan["ranks"], "seconds": seconds, "exit_code": int(code)})
+        done: ScriptSummary = {"status": status, "ranks": plan["ranks"], "seconds": seconds, "exit_code": int(code)}
+        rundir.write_json(run.summary, done)
     if code == Exit.DONE:
         console.success(f"script finished: {ranks} ended with status 0 after {seconds:.1f} s; what each said: {run.ranks}/")
     else:
@@ -267,7 +274,7 @@ def analysis(run: rundir.RunDir) -> str:
     lines.append(
         f"  host memory {memory.percent:.0f} % used, disk {100 * disk.used / disk.total:.0f} % used, load {os.getloadavg()[0]:.1f}"
     )
-    for check in (rundir.read_json(run.preflight) or {"checks": []})["checks"]:
+    for check in (run_reader.read_preflight(run.preflight) or {"checks": []})["checks"]:
         if check["status"] != "ok":
             lines.append(f"  at the start: {check['name']}: {check['text']}")
     return "\n".join(lines)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from typing import Any
+from typing import TYPE_CHECKING
+
+from training.core.jsonl import whole
+
+if TYPE_CHECKING:
+    from training.core.contracts.state import AlertState, RunState
 
 from training.core import phases
 
-State = dict[str, Any]
 # A GPU that waits in a collective spins: full use, and little more power than when idle.
 SPINNING_PERCENT, SPINNING_POWER, SPINNING_W = 95, 0.35, 100.0  # share of the power limit; watts where that is not known
 NO_STEP_S, NO_STEP_TIMES = 30.0, 10  # or so many usual steps, if that is longer
@@ -22,7 +26,7 @@ CLOCK_S = 5.0
 GIB = 1 << 30
 
 
-def active_alerts(state: State) -> list[State]:
+def active_alerts(state: RunState) -> list[AlertState]:
     """[{"code", "text", "rank", "gpu"}]: only of a run that is alive."""
     if state["run"]["state"] not in ("starting", "running"):
         return []
@@ -30,11 +34,11 @@ def active_alerts(state: State) -> list[State]:
     return [*(_standstill(state, silent) if silent else _slow_ranks(state)), *_gpus(state, silent), *_system(state), *_numbers(state)]
 
 
-def _alert(code: str, text: str, rank: int | None = None, gpu: int | None = None) -> State:
+def _alert(code: str, text: str, rank: int | None = None, gpu: int | None = None) -> AlertState:
     return {"code": f"alert.{code}", "text": text, "rank": rank, "gpu": gpu}
 
 
-def _standstill(state: State, silent: float) -> list[State]:
+def _standstill(state: RunState, silent: float) -> list[AlertState]:
     """Where everybody is: who waits in another place than the rest is the one to look at."""
     places: dict[str, list[int]] = {}
     for r in state["ranks"] if any(r["doing"] for r in state["ranks"]) else ():  # a script's ranks tell nothing
@@ -49,9 +53,9 @@ def _numbers_of(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks[:SHOWN_RANKS])) + (f" … ({len(ranks)})" if len(ranks) > SHOWN_RANKS else "")
 
 
-def _slow_ranks(state: State) -> list[State]:
+def _slow_ranks(state: RunState) -> list[AlertState]:
     found = []
-    own = {r["rank"]: r["compute_ms_median"] for r in state["ranks"] if r.get("compute_ms_median") is not None}
+    own = {r["rank"]: median for r in state["ranks"] if (median := r.get("compute_ms_median")) is not None}
     for rank, value in own.items() if state["training"].get("steps_measured", 0) >= MEASURED_STEPS else ():
         others = [v for r, v in own.items() if r != rank]
         usual = statistics.median(others) if others else 0.0
@@ -66,7 +70,7 @@ def _slow_ranks(state: State) -> list[State]:
     return found
 
 
-def no_step_s(state: State) -> float | None:
+def no_step_s(state: RunState) -> float | None:
     """For how long there has been no step although there should have been; None when all is well or nobody can tell."""
     last, usual = state["training"]["last_step_unix_s"], state["training"]["step_ms_p95"]
     if state["run"]["state"] != "running" or last is None:
@@ -78,7 +82,7 @@ def no_step_s(state: State) -> float | None:
     return silent if silent > max(NO_STEP_S, NO_STEP_TIMES * (usual or 0) / 1000, LATE_LINES * told_every_s) else None
 
 
-def _gpus(state: State, silent: float | None) -> list[State]:
+def _gpus(state: RunState, silent: float | None) -> list[AlertState]:
     found = []
     for g in state["gpus"]:
         ours = any(p["this_run"] for p in g["processes"])
@@ -107,16 +111,16 @@ def _gpus(state: State, silent: float | None) -> list[State]:
     return found
 
 
-def _system(state: State) -> list[State]:
+def _system(state: RunState) -> list[AlertState]:
     found, system = [], state["system"]
     for name, limit in FULL.items():
-        used, total = system[f"{name}_used_bytes"], system[f"{name}_total_bytes"]
+        used, total = whole(system.get(f"{name}_used_bytes")), whole(system.get(f"{name}_total_bytes"))
         if used is not None and total and used > limit * total:
             found.append(_alert(f"{name}_full", f"{NAMES[name]} is nearly full: {used / GIB:.1f} of {total / GIB:.1f} GiB"))
     return found
 
 
-def _numbers(state: State) -> list[State]:
+def _numbers(state: RunState) -> list[AlertState]:
     found, training = [], state["training"]
     if training["loss_is_finite"] is False:
         found.append(_alert("loss_not_finite", f"the loss is {training['loss']}"))

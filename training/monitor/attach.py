@@ -15,9 +15,9 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from training.core import args, find_run, heartbeat, log, rundir
+from training.core import args, find_run, heartbeat, log, run_reader, rundir
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import EXPERIMENTS, LATEST, RunSelector
 from training.core.heartbeat import HeartbeatRecord
@@ -28,6 +28,9 @@ from training.watchdog.hang_report import BLIND, LOOPS, PAUSED, QUIET, HangFindi
 from training.watchdog.probes import procfs
 from training.watchdog.probes.sampling import RankTrace, Sample, courses, take
 from training.watchdog.probes.stacks import Stack, in_collective, own
+
+if TYPE_CHECKING:
+    from training.core.contracts.state import AttachedRank
 
 LOOK_S, LOOKS = 1.0, 4
 CONFIRM_S = 4.0  # what looks like a standstill is looked at for so long again: a second without a move happens to anybody
@@ -114,7 +117,7 @@ def _verdict(samples: list[Sample]) -> HangFinding | NoFinding:
 
 def _by_heartbeat(run: rundir.RunDir, pids: dict[int, int]) -> HangFinding | None:
     """What a run of ours tells of itself: who is behind in which phase, and for how long compared to what is usual."""
-    plan = rundir.read_json(run.plan)
+    plan = run_reader.read_plan(run.plan)
     if plan is None or "compile" not in plan or not heartbeat.read_all(run.heartbeats, pids):
         return None
     return heartbeat_watchdog.look_once(run, plan, pids, CONFIRM_S)
@@ -135,7 +138,7 @@ def _say(verdict: HangFinding | NoFinding) -> tuple[Exit, str]:
     return Exit.DONE, f"no standstill: {verdict}"
 
 
-def _record(verdict: HangFinding | NoFinding) -> dict[str, Any] | None:
+def _record(verdict: HangFinding | NoFinding) -> dict[str, object] | None:
     if isinstance(verdict, NoFinding):
         return None
     waiting = {str(rank): place for rank, place in verdict.waiting.items()}
@@ -149,7 +152,7 @@ def _record(verdict: HangFinding | NoFinding) -> dict[str, Any] | None:
     }
 
 
-def _facts(c: RankTrace, beat: HeartbeatRecord | None) -> dict[str, Any]:
+def _facts(c: RankTrace, beat: HeartbeatRecord | None) -> AttachedRank:
     process, stack = c.last.process, c.last.stack
     main = c.last.main
     frame = own(main.frames) if main else None
@@ -175,7 +178,7 @@ def _facts(c: RankTrace, beat: HeartbeatRecord | None) -> dict[str, Any]:
     }
 
 
-def _lines(fact: dict[str, Any]) -> list[str]:
+def _lines(fact: AttachedRank) -> list[str]:
     head = f"rank {fact['rank']}  pid {fact['pid']}  {fact['state']}, {100 * fact['cpu']:.0f} % of a core"
     if fact["phase"]:
         head += f"; epoch {fact['epoch']}, {fact['phase']}, for {fact['age_s']} s"

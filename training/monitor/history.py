@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training.core import metric_units
 from training.core.course import CURVE_POINTS, RATE_STEPS, SPEED_STEPS, median, thin
 from training.core.jsonl import Record, Tail, items, number, whole
+
+if TYPE_CHECKING:
+    from training.core.contracts.state import EvaluationState
 
 
 class History:
@@ -65,12 +68,12 @@ class History:
             speed = metric_units.speed(record)
             self._curve.append((step, loss, math.nan if speed is None else speed))
 
-    def evaluation(self) -> dict[str, Any]:
+    def evaluation(self) -> EvaluationState:
         """The figure that evaluations are compared by: its name, the newest value, the best one."""
         newest = self.evaluations[max(self.evaluations)] if self.evaluations else {}
         names = metric_units.scores(newest)
         if not names:
-            return dict.fromkeys(("eval_name", "eval_unit", "eval_last", "eval_best", "eval_best_step"))
+            return {"eval_name": None, "eval_unit": None, "eval_last": None, "eval_best": None, "eval_best_step": None}
         name = names[0]
         scores = [(v, s) for s, r in self.evaluations.items() if (v := number(r.get(name))) is not None and math.isfinite(v)]
         choose = max if metric_units.higher_is_better(name) else min

@@ -6,9 +6,12 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training.host import gpus
+
+if TYPE_CHECKING:
+    from training.core.contracts.state import GpuState, HostState
 
 try:
     import psutil
@@ -51,8 +54,8 @@ class Host:
     def __init__(self) -> None:
         self._looked = False
 
-    def look(self, folder: Path) -> dict[str, Any]:
-        out: dict[str, Any] = {
+    def look(self, folder: Path) -> HostState:
+        out: HostState = {
             "cpu_cores": os.cpu_count(),
             "cpu_percent": None,
             "load_1min": os.getloadavg()[0],
@@ -64,9 +67,8 @@ class Host:
             out["cpu_percent"] = percent if self._looked else None
             out |= {"ram_used_bytes": memory.total - memory.available, "ram_total_bytes": memory.total}
             self._looked = True
-        for name, place in (("disk", folder), ("shm", Path("/dev/shm"))):
-            used, total = _space(place)
-            out |= {f"{name}_used_bytes": used, f"{name}_total_bytes": total}
+        out["disk_used_bytes"], out["disk_total_bytes"] = _space(folder)
+        out["shm_used_bytes"], out["shm_total_bytes"] = _space(Path("/dev/shm"))
         return out
 
 
@@ -117,14 +119,14 @@ class Shared:
 
     def __init__(self, hold_s: float = 0.0) -> None:
         self._host, self._gpus, self._hold_s = Host(), Gpus(), hold_s
-        self._known: tuple[gpus.GpuInventory, dict[str, Any]] | None = None
+        self._known: tuple[gpus.GpuInventory, HostState] | None = None
         self._at = 0.0
 
     def ask(self) -> None:
         if not self._fresh():
             self._gpus.ask()
 
-    def answer(self, patience_s: float, folder: Path) -> tuple[gpus.GpuInventory, dict[str, Any]]:
+    def answer(self, patience_s: float, folder: Path) -> tuple[gpus.GpuInventory, HostState]:
         """(GPUs, CPU and memory and the disk of this folder)."""
         if self._known is None or not self._fresh():
             self._known = self._gpus.answer(patience_s), self._host.look(folder)
@@ -135,7 +137,7 @@ class Shared:
         return self._known is not None and time.monotonic() - self._at < self._hold_s
 
 
-def gpu_records(machine: gpus.GpuInventory, family: set[int], planned: set[str]) -> list[dict[str, Any]]:
+def gpu_records(machine: gpus.GpuInventory, family: set[int], planned: set[str]) -> list[GpuState]:
     """GPUs as plain dicts; `family`: pids of the run, `planned`: uuids of its GPUs."""
     return [
         {

@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from training.core import units
 from training.core.errors import Exit
@@ -13,8 +14,11 @@ from training.core.rundir import RunDir
 from training.monitor import pages, term_text
 from training.monitor.pages import Diagnosis, GpuDetails, Help, Log, Overview, Runs, ScreenPage
 from training.monitor.screen import View, one_line, screen
-from training.monitor.state import ENDED, FINISHED, RunWatch, State, StateSource
+from training.monitor.state import ENDED, FINISHED, RunWatch, StateSource
 from training.monitor.terminal import ESCAPE, RESIZED, RETURN, Quit, Terminal, print_screen, size
+
+if TYPE_CHECKING:
+    from training.core.contracts.state import RunsState, RunState
 
 # A supervisor that is still there after the end may be writing its last lines, or about to start the ranks again.
 LAST_WORDS_S, LAST_LOOKS_S = 2.0, 0.2
@@ -39,16 +43,16 @@ class Live:
     def go(self) -> int:
         """Until the user leaves, or, with follow_exit, the run has ended. Raises KeyboardInterrupt (Ctrl-C), SystemExit (TERM, HUP)."""
         self.state = self.source.read(FIRST_PATIENCE_S)
-        self.page: ScreenPage = self._home()
+        self.page: ScreenPage[Any] = self._home()  # always one for what is shown: a run, or all of them
         with contextlib.suppress(Quit), Terminal() as self.terminal:
             try:
                 self._watch()
             finally:
                 self.page.close()
-        if not self._runs and self.state["run"]["state"] in ENDED:  # its last screen stays; one row is left for the prompt
+        if "run" in self.state and self.state["run"]["state"] in ENDED:  # its last screen stays; one row is left for the prompt
             width, height = size()
             print_screen(screen(self.state, View(width, height - 1, self.terminal.colour, self.ascii_only)))
-        return status(self.state) if self.follow_exit and not self._runs and self._over() else int(Exit.DONE)
+        return status(self.state) if self.follow_exit and "run" in self.state and self._over() else int(Exit.DONE)
 
     def _watch(self) -> None:
         self._paint()
@@ -70,7 +74,7 @@ class Live:
 
     def _look(self) -> None:
         self.state = self.source.read()
-        if not self._runs and self.state["run"]["state"] in ENDED:
+        if "run" in self.state and self.state["run"]["state"] in ENDED:
             self._ended = self._ended or time.monotonic()
             if final(self.state, self._ended) and not self.follow_exit and (newer := self.newer(self.source)):
                 self.source = self._first = newer
@@ -81,7 +85,7 @@ class Live:
 
     def _over(self) -> bool:
         """Has the run ended for good? Its supervisor is gone too: as long as it is there it may start the ranks again."""
-        if self._runs or self.state["run"]["state"] not in ENDED:
+        if "runs" in self.state or self.state["run"]["state"] not in ENDED:
             return False
         self._ended = self._ended or time.monotonic()
         return not self.state["run"]["supervisor_alive"]
@@ -90,7 +94,7 @@ class Live:
     def _runs(self) -> bool:
         return "runs" in self.state
 
-    def _home(self) -> ScreenPage:
+    def _home(self) -> ScreenPage[Any]:
         return Runs() if self._runs else Overview()
 
     def _key(self, key: str) -> bool:
@@ -105,18 +109,18 @@ class Live:
             self._change_interval(faster=key in "+=")
         elif key in ("?", "h"):
             self._show(Help)
-        elif key == RETURN and isinstance(self.page, Runs) and self.state["runs"]:
+        elif key == RETURN and isinstance(self.page, Runs) and "runs" in self.state and self.state["runs"]:
             self.source = RunWatch(RunDir(self.page.marked))
             self.state = self.source.read()
             self._turn(Overview())
-        elif key == ESCAPE and isinstance(self.page, Overview) and self.source is not self._first:
+        elif key == ESCAPE and isinstance(self.page, Overview) and "run" in self.state and self.source is not self._first:
             opened = self.state["run"]["dir"]
             self.source = self._first
             self.state = self.source.read()
-            self._turn(Runs(opened))
+            self._turn(Runs(opened or ""))
         elif key == ESCAPE:
             self._turn(self._home())
-        elif not self._runs:
+        elif "run" in self.state:
             if key == "l":
                 self._show(Log)
             elif key == "g":
@@ -129,7 +133,7 @@ class Live:
         """The same key leads there and back."""
         self._turn(self._home() if type(self.page) is kind else kind())
 
-    def _turn(self, page: ScreenPage) -> None:
+    def _turn(self, page: ScreenPage[Any]) -> None:
         self.page.close()
         self.page = page
 
@@ -150,17 +154,17 @@ class Live:
         self.terminal.paint(self.page.lines(self.state, View(width, height, self.terminal.colour, self.ascii_only, footer)))
 
 
-def lines(source: StateSource, interval_s: float, *, ascii_only: bool, follow_exit: bool) -> State:
+def lines(source: StateSource, interval_s: float, *, ascii_only: bool, follow_exit: bool) -> RunState | RunsState:
     """Output that is no terminal: one plain line a look, of every living run. Returns the last state, of a run that has ended."""
     ended: float | None = None
     while True:
         state = source.read()
-        runs = state.get("runs")
-        over = not any(r["run"]["state"] not in ENDED for r in runs) if runs is not None else state["run"]["state"] in ENDED
-        ended = (ended or time.monotonic()) if over else None
-        last = ended is not None and (runs is not None or (not state["run"]["supervisor_alive"] if follow_exit else final(state, ended)))
+        runs = [state] if "run" in state else state["runs"]
+        living = [r for r in runs if r["run"]["state"] not in ENDED]
+        ended = (ended or time.monotonic()) if not living else None
+        last = ended is not None and ("runs" in state or (not state["run"]["supervisor_alive"] if follow_exit else final(state, ended)))
         if last or not ended:
-            shown = [state] if runs is None else [r for r in runs if r["run"]["state"] not in ENDED] or runs[:1]
+            shown = living or runs[:1]
             for one in shown:
                 line = one_line(one)
                 print(term_text.to_ascii(line) if ascii_only else line, flush=True)
@@ -169,12 +173,12 @@ def lines(source: StateSource, interval_s: float, *, ascii_only: bool, follow_ex
         time.sleep(LAST_LOOKS_S if ended else interval_s)
 
 
-def final(state: State, ended: float) -> bool:
+def final(state: RunState, ended: float) -> bool:
     """Whether nothing more is to come of a run whose end was first seen at `ended` (monotonic)."""
     return not state["run"]["supervisor_alive"] or time.monotonic() - ended > LAST_WORDS_S
 
 
-def status(state: State) -> int:
+def status(state: RunState) -> int:
     """The exit status of a run that has ended; of one that nothing is known of, that of a failed one."""
     code = state["run"]["exit_code"]
     if code is not None:

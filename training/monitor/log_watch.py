@@ -1,4 +1,4 @@
-"""A log that no launcher of ours made, as the dict that state.RunWatch returns of a run."""
+"""A log that no launcher of ours made, as the state that RunWatch returns of a run."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ import shlex
 import stat
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from training.core.errors import Problem, UserError
 from training.core.units import clock, duration
 from training.diagnose.log_parsers import end_detection
 from training.diagnose.log_parsers.log_metrics import LogMetrics
 from training.monitor import alerts, host_stats
-from training.monitor.state import CURVE_POINTS, FAILED, FINISHED, GPU_PATIENCE_S, LOG_LINES, RUNNING, SCHEMA_VERSION, STARTING, State
+from training.monitor.state import CURVE_POINTS, FAILED, FINISHED, GPU_PATIENCE_S, LOG_LINES, RUNNING, SCHEMA_VERSION, STARTING
 
-SILENT = "silent"  # nothing comes any more, and nothing says how it ended
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import RunStatus
+    from training.core.contracts.state import RunState
+
+SILENT: Final = "silent"  # nothing comes any more, and nothing says how it ended
 RECENT_S = 60.0  # written to so lately, or within some of its usual intervals: it runs
 UNKNOWN = "no progress lines recognised"
 EMPTY = "no output yet: the log is empty"
@@ -32,7 +37,7 @@ class LogWatch:
         self._figures = LogMetrics(log)
         self._machine = shared or host_stats.Shared()
 
-    def read(self, patience_s: float = GPU_PATIENCE_S) -> State:
+    def read(self, patience_s: float = GPU_PATIENCE_S) -> RunState:
         """One look; `patience_s`: how long the GPU driver may keep it waiting."""
         now = time.time()
         self._machine.ask()
@@ -42,7 +47,7 @@ class LogWatch:
         grown = told.read(now)
         state, reason = self._judge(writers, grown, now)
         gpus, host = self._machine.answer(patience_s, self.log.parent)
-        seen: State = {
+        seen: RunState = {
             "schema_version": SCHEMA_VERSION,
             "time_unix_s": now,
             "run": {
@@ -79,10 +84,12 @@ class LogWatch:
             "checkpoint": None,
             "summary": None,
             "failure": None,
+            "alerts": [],
         }
-        return seen | {"alerts": alerts.active_alerts(seen)}
+        seen["alerts"] = alerts.active_alerts(seen)
+        return seen
 
-    def _judge(self, writers: list[int], grown: bool, now: float) -> tuple[str, str | None]:
+    def _judge(self, writers: list[int], grown: bool, now: float) -> tuple[RunStatus, str | None]:
         """The state, and why where that is not plain."""
         text, tally = self._figures.text, self._figures.tally
         if not text.there:

@@ -11,7 +11,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Generic, TypeVar
 
 from training.core.jsonl import last_lines
 from training.core.project import ROOT
@@ -19,9 +19,11 @@ from training.monitor import run_list, tables, term_text
 from training.monitor import screen as overview
 from training.monitor.screen import View, finish
 from training.monitor.sections import place
-from training.monitor.state import State
 from training.monitor.term_text import Line
 from training.monitor.terminal import DOWN, END, HOME, PAGE_DOWN, PAGE_UP, UP
+
+if TYPE_CHECKING:
+    from training.core.contracts.state import RunsState, RunState
 
 LOG_BYTES = 1 << 20  # of the end of a log that can be scrolled through
 HELP = """\
@@ -43,26 +45,28 @@ LAST BEAT is how long ago a rank said what it does.
 A line with ! needs your attention.
 """
 
+Shown_contra = TypeVar("Shown_contra", "RunState", "RunsState", contravariant=True)
 
-class ScreenPage(ABC):
+
+class ScreenPage(ABC, Generic[Shown_contra]):
     """`lines` draws, `key` may take a key and says whether it did."""
 
     @abstractmethod
-    def lines(self, state: State, view: View) -> list[str]: ...
+    def lines(self, state: Shown_contra, view: View) -> list[str]: ...
 
-    def key(self, key: str, state: State) -> bool:
+    def key(self, key: str, state: Shown_contra) -> bool:
         return False
 
-    def close(self) -> None:  # noqa: B027 – most have nothing to close
+    def close(self) -> None:  # most have nothing to close
         pass
 
 
-class Overview(ScreenPage):
-    def lines(self, state: State, view: View) -> list[str]:
+class Overview(ScreenPage["RunState"]):
+    def lines(self, state: RunState, view: View) -> list[str]:
         return overview.screen(state, view)
 
 
-class Scrolled(ScreenPage):
+class Scrolled(ScreenPage["RunState"]):
     """Text longer than the screen; it begins at its end when `from_end`."""
 
     from_end = False
@@ -74,12 +78,12 @@ class Scrolled(ScreenPage):
         self._rows = self._most = 0
 
     @abstractmethod
-    def title(self, state: State) -> Line: ...
+    def title(self, state: RunState) -> Line: ...
 
     @abstractmethod
-    def text(self, state: State) -> list[Line]: ...
+    def text(self, state: RunState) -> list[Line]: ...
 
-    def lines(self, state: State, view: View) -> list[str]:
+    def lines(self, state: RunState, view: View) -> list[str]:
         text = [row for line in self.text(state) for row in term_text.wrap(line, view.width, 2)]
         self._rows = max(1, view.height - 2 - bool(view.footer))
         self._most = max(0, len(text) - self._rows)
@@ -88,7 +92,7 @@ class Scrolled(ScreenPage):
         shown = [term_text.sides(self.title(state), [(here, "dim")], view.width), [], *text[above : above + self._rows]]
         return finish(shown, view)
 
-    def key(self, key: str, state: State) -> bool:
+    def key(self, key: str, state: RunState) -> bool:
         above = self._most if self._above is None else self._above
         moves = {UP: above - 1, DOWN: above + 1, PAGE_UP: above - self._rows, PAGE_DOWN: above + self._rows, HOME: 0, END: self._most}
         if key not in moves:
@@ -99,36 +103,36 @@ class Scrolled(ScreenPage):
 
 
 class Help(Scrolled):
-    def title(self, state: State) -> Line:
+    def title(self, state: RunState) -> Line:
         return [("Keys", "bold")]
 
-    def text(self, state: State) -> list[Line]:
+    def text(self, state: RunState) -> list[Line]:
         return [[(line, "")] for line in HELP.splitlines()]
 
 
 class Log(Scrolled):
     from_end = True
 
-    def title(self, state: State) -> Line:
+    def title(self, state: RunState) -> Line:
         return [("Log  ", "bold"), (place(state["log"]["file"] or "this run has none", 60), "dim")]
 
-    def text(self, state: State) -> list[Line]:
+    def text(self, state: RunState) -> list[Line]:
         file = state["log"]["file"]
         return [[(term_text.clean(line), "")] for line in (last_lines(Path(file), 1 << 30, LOG_BYTES) if file else [])]
 
 
 class GpuDetails(Scrolled):
-    def title(self, state: State) -> Line:
+    def title(self, state: RunState) -> Line:
         return [("GPUs", "bold"), (f"  {term_text.clean(state['gpus_reason'])}", "dim")]
 
-    def text(self, state: State) -> list[Line]:
+    def text(self, state: RunState) -> list[Line]:
         return [line for gpu in state["gpus"] for line in [*tables.gpu_details(gpu, state["ranks"]), []]]
 
 
 class Diagnosis(Scrolled):
     """`./duet diagnose` of this run's logs, in a process of its own: a log may be large."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: RunState) -> None:
         super().__init__()
         self._target = state["run"]["dir"] or state["log"]["file"]
         self._started = time.monotonic()
@@ -139,10 +143,10 @@ class Diagnosis(Scrolled):
             command, stdin=subprocess.DEVNULL, stdout=self._out, stderr=subprocess.STDOUT, start_new_session=True
         )
 
-    def title(self, state: State) -> Line:
+    def title(self, state: RunState) -> Line:
         return [("Diagnosis  ", "bold"), (place(str(self._target), 60), "dim")]
 
-    def text(self, state: State) -> list[Line]:
+    def text(self, state: RunState) -> list[Line]:
         if self._said is None and self._process.poll() is not None:
             self._out.seek(0)
             self._said = self._out.read().decode("utf-8", "replace").splitlines() or ["nothing was said"]
@@ -162,26 +166,26 @@ class Diagnosis(Scrolled):
         self._out.close()
 
 
-class Runs(ScreenPage):
+class Runs(ScreenPage["RunsState"]):
     """The table of all runs, one of them marked: by its folder, since runs come and go."""
 
     def __init__(self, marked: str = "") -> None:
         self.marked = marked
         self._rows = 1
 
-    def lines(self, state: State, view: View) -> list[str]:
+    def lines(self, state: RunsState, view: View) -> list[str]:
         self._rows = run_list.rows_for(view)
         place = self._place(state)
-        self.marked = state["runs"][place]["run"]["dir"] if state["runs"] else ""
+        self.marked = state["runs"][place]["run"]["dir"] or "" if state["runs"] else ""
         return run_list.screen(state, view, place)
 
-    def key(self, key: str, state: State) -> bool:
+    def key(self, key: str, state: RunsState) -> bool:
         last, place = len(state["runs"]) - 1, self._place(state)
         moves = {UP: place - 1, DOWN: place + 1, PAGE_UP: place - self._rows, PAGE_DOWN: place + self._rows, HOME: 0, END: last}
         if key not in moves or not state["runs"]:
             return False
-        self.marked = state["runs"][max(0, min(last, moves[key]))]["run"]["dir"]
+        self.marked = state["runs"][max(0, min(last, moves[key]))]["run"]["dir"] or ""
         return True
 
-    def _place(self, state: State) -> int:
+    def _place(self, state: RunsState) -> int:
         return next((n for n, run in enumerate(state["runs"]) if run["run"]["dir"] == self.marked), 0)

@@ -7,18 +7,18 @@ machine do not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from training.core import heartbeat
 from training.core.jsonl import dig, items, number
-from training.monitor.state import ENDED, RUNNING, STARTING, State
+from training.monitor.state import ENDED, RUNNING, STARTING
 
 LABEL_CHARACTERS = 300  # a name from a file may be of any length
 STATES = (STARTING, RUNNING, *ENDED)
-Row = tuple[tuple[str, ...], Any]  # values of the labels, and the value: None where it is not known
-Rows = Callable[[State], Iterable[Row]]
+Row = tuple[tuple[str, ...], float | None]  # values of the labels, and the value: None where it is not known
+AnyState = Mapping[str, object]  # of a run or of all of them: what it does not have has no sample
+Rows = Callable[[AnyState], Iterable[Row]]
 
 
 @dataclass(frozen=True)
@@ -41,30 +41,30 @@ def _each(part: str, by: str, key: str, times: float = 1.0) -> Rows:
     return lambda state: [((label(row.get(by)),), _times(row.get(key), times)) for row in items(state.get(part))]
 
 
-def _times(value: Any, times: float) -> float | None:
+def _times(value: object, times: float) -> float | None:
     known = int(value) if isinstance(value, bool) else number(value)
     return None if known is None else known * times
 
 
-def _info(*values: Any) -> Row:
+def _info(*values: object) -> Row:
     return tuple(label(v) for v in values), 1
 
 
-def label(value: Any) -> str:
+def label(value: object) -> str:
     """A label: whatever a file holds, as text that can be encoded."""
     return "" if value is None else str(value)[:LABEL_CHARACTERS].encode("utf-8", "replace").decode()
 
 
-def _run_info(state: State) -> list[Row]:
+def _run_info(state: AnyState) -> list[Row]:
     return [_info(*(dig(state, "run", name) for name in ("script", "device", "precision", "state")))]
 
 
-def _states(state: State) -> list[Row]:
+def _states(state: AnyState) -> list[Row]:
     now = dig(state, "run", "state")
     return [((name,), float(name == now)) for name in dict.fromkeys((*STATES, label(now)))]
 
 
-def _failure(state: State) -> list[Row]:
+def _failure(state: AnyState) -> list[Row]:
     failure = state.get("failure")
     return [_info(dig(failure, "cause"), dig(failure, "rank"))] if failure else []
 
@@ -75,7 +75,7 @@ def _evaluation(key: str) -> Rows:
     ]
 
 
-def _step_seconds(state: State) -> list[Row]:
+def _step_seconds(state: AnyState) -> list[Row]:
     return [((q,), _times(dig(state, "training", key), 1e-3)) for q, key in (("0.5", "step_ms_median"), ("0.95", "step_ms_p95"))]
 
 
@@ -84,21 +84,21 @@ def _living(rows: Rows) -> Rows:
     return lambda state: [] if dig(state, "run", "state") in ENDED else rows(state)
 
 
-def _late(state: State) -> list[Row]:
+def _late(state: AnyState) -> list[Row]:
     """Of a rank that has not been heard yet nobody knows."""
     return [((label(r.get("rank")),), _times(r.get("late"), 1)) for r in items(state.get("ranks")) if r.get("beat_age_s") is not None]
 
 
-def _phases(state: State) -> list[Row]:
+def _phases(state: AnyState) -> list[Row]:
     """By kind: a series for each number of an epoch would never end."""
     return [_info(r.get("rank"), heartbeat.kind(r["phase"])) for r in items(state.get("ranks")) if r.get("phase")]
 
 
-def _gpu_info(state: State) -> list[Row]:
+def _gpu_info(state: AnyState) -> list[Row]:
     return [_info(g.get("index"), g.get("uuid"), g.get("name")) for g in items(state.get("gpus"))]
 
 
-def _throttled(state: State) -> list[Row]:
+def _throttled(state: AnyState) -> list[Row]:
     """One for each reason; a GPU that runs freely has a 0 without a reason, one that does not say has nothing."""
     rows: list[Row] = []
     for gpu in items(state.get("gpus")):
@@ -108,9 +108,9 @@ def _throttled(state: State) -> list[Row]:
     return rows
 
 
-def _alerts(state: State) -> list[Row]:
+def _alerts(state: AnyState) -> list[Row]:
     told = state.get("alerts")
-    return [] if told is None else [((), len(told))]
+    return [] if told is None else [((), len(items(told)))]
 
 
 # name, labels beside `run`, help, what a state says of it, kind
@@ -222,7 +222,7 @@ class Collected:
     def __init__(self) -> None:
         self._most: dict[tuple[str, ...], float] = {}
 
-    def samples(self, states: list[State]) -> list[tuple[Metric, list[Sample]]]:
+    def samples(self, states: Sequence[AnyState]) -> list[tuple[Metric, list[Sample]]]:
         """A state without a run tells of the machine only; of several that do, the newest is believed."""
         runs = _names([state for state in states if state.get("run")])
         newest = max(states, key=lambda state: number(state.get("time_unix_s")) or 0.0, default={})
@@ -243,7 +243,7 @@ class Collected:
         return self._most[key]
 
 
-def _names(states: list[State]) -> list[tuple[str, State]]:
+def _names(states: Sequence[AnyState]) -> list[tuple[str, AnyState]]:
     """Two runs of one name, in different folders, are told apart by their folders."""
     names = [label(dig(state, "run", "name")) for state in states]
     return [

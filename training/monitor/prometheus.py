@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from types import FrameType, ModuleType
@@ -24,7 +24,7 @@ from training.core.jsonl import dig
 from training.host import ports
 from training.monitor import prom_metrics
 from training.monitor.options import COMMAND
-from training.monitor.state import State
+from training.monitor.prom_metrics import AnyState
 
 HOST = "127.0.0.1"  # nothing of a run is told to other machines: whoever wants that makes a tunnel
 PACKAGE, INSTALL = "prometheus-client", "make extras"
@@ -45,13 +45,13 @@ class Exporter:
     def __init__(
         self,
         port: int,
-        read: Callable[[], list[State]] | None = None,
+        read: Callable[[], Sequence[AnyState]] | None = None,
         interval_s: float = 0.0,
         tell: Callable[[str], None] | None = None,
     ) -> None:
         self.port, self._read, self._interval_s, self._tell = port, read, interval_s, tell
         self._lock = threading.Lock()
-        self._states: list[State] = []
+        self._states: Sequence[AnyState] = []
         self._looked: float | None = None
         self._bodies: dict[str, bytes] = {}  # of this look, by content type
         self._collected, self._told = prom_metrics.Collected(), ""
@@ -81,12 +81,12 @@ class Exporter:
             self._thread.join()
             self._server = self._thread = None
 
-    def update(self, states: list[State]) -> None:
+    def update(self, states: Sequence[AnyState]) -> None:
         """What the live screen shows now."""
         with self._lock:
             self._new(states)
 
-    def _new(self, states: list[State]) -> None:
+    def _new(self, states: Sequence[AnyState]) -> None:
         self._states, self._looked = states, time.monotonic()
         self._bodies.clear()
 
@@ -95,7 +95,7 @@ class Exporter:
         if self._read and (self._looked is None or time.monotonic() - self._looked >= self._interval_s):
             self._new(self._read())
 
-    def states(self) -> list[State]:
+    def states(self) -> Sequence[AnyState]:
         with self._lock:
             self._look()
             return self._states
@@ -200,7 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
         """No line for each scrape."""
 
 
-def _page(states: list[State]) -> bytes:
+def _page(states: Sequence[AnyState]) -> bytes:
     lines = (f"{prom_metrics.label(dig(s, 'run', 'name'))}: {prom_metrics.label(dig(s, 'run', 'state'))}" for s in states if s.get("run"))
     return PAGE.format(runs="".join(f"<li>{html.escape(line)}</li>" for line in lines)).encode()
 
@@ -224,7 +224,7 @@ def _no_port(port: int, error: OSError) -> Problem:
     return Problem("port.unusable", f"--prometheus={port}: {error.strerror}", "a free port from 1024 to 65535", fixes)
 
 
-def serve(read: Callable[[], list[State]], port: int, interval_s: float = 3.0, stop: threading.Event | None = None) -> None:
+def serve(read: Callable[[], Sequence[AnyState]], port: int, interval_s: float = 3.0, stop: threading.Event | None = None) -> None:
     """Answer until Ctrl-C (raises KeyboardInterrupt), TERM or HUP (SystemExit with 143, 129) or until `stop` is set (returns).
     Call it in the main thread. Raises UserError."""
     exporter = Exporter(port, read, interval_s, tell=log.warning)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training.core import metric_units, units
 from training.core import units as amounts
@@ -13,8 +13,11 @@ from training.core.rundir import RunDir
 from training.monitor import host_stats, tables, term_text
 from training.monitor.screen import View, finish
 from training.monitor.sections import BADGES, loss
-from training.monitor.state import ENDED, GPU_PATIENCE_S, SCHEMA_VERSION, RunWatch, State
+from training.monitor.state import ENDED, GPU_PATIENCE_S, SCHEMA_VERSION, RunWatch
 from training.monitor.term_text import Line
+
+if TYPE_CHECKING:
+    from training.core.contracts.state import GpuState, RunsState, RunState
 
 MOST = 100  # runs, the newest ones
 HOLD_S = 0.15  # all runs are looked at within it
@@ -27,10 +30,10 @@ class RunTable:
         self.experiments = experiments
         self._machine = host_stats.Shared(HOLD_S)
         self._watches: dict[Path, RunWatch] = {}
-        self._ended: dict[Path, tuple[int, State]] = {}  # when it was planned
+        self._ended: dict[Path, tuple[int, RunState]] = {}  # when it was planned
         self._gone: dict[Path, int] = {}  # of older runs: when one was planned that no longer lives
 
-    def read(self, patience_s: float = GPU_PATIENCE_S) -> State:
+    def read(self, patience_s: float = GPU_PATIENCE_S) -> RunsState:
         """{"schema_version", "time_unix_s", "runs_there", "runs", "gpus", "gpus_reason", "system"}: living runs first, then the newest."""
         plans = []
         for plan in self.experiments.glob("*/plan.json"):
@@ -66,7 +69,7 @@ class RunTable:
         self._gone[path] = planned
         return False
 
-    def _look(self, planned: int, path: Path, patience_s: float) -> State:
+    def _look(self, planned: int, path: Path, patience_s: float) -> RunState:
         known = self._ended.get(path)
         if known and known[0] == planned:
             return known[1]
@@ -78,7 +81,7 @@ class RunTable:
         return state
 
 
-def _merged(gpus: list[dict[str, Any]], runs: list[State]) -> list[dict[str, Any]]:
+def _merged(gpus: list[GpuState], runs: list[RunState]) -> list[GpuState]:
     """Marks what belongs to any of the living runs."""
     living = [run for run in runs if run["run"]["state"] not in ENDED]
     planned = {g["uuid"] for run in living for g in run["gpus"] if g["in_plan"]}
@@ -90,7 +93,7 @@ def _merged(gpus: list[dict[str, Any]], runs: list[State]) -> list[dict[str, Any
     return gpus
 
 
-def screen(state: State, view: View, marked: int | None = None) -> list[str]:
+def screen(state: RunsState, view: View, marked: int | None = None) -> list[str]:
     """A row for each run; what needs attention, GPUs and the machine below."""
     runs = state["runs"]
     living = sum(run["run"]["state"] not in ENDED for run in runs)
@@ -116,7 +119,7 @@ def screen(state: State, view: View, marked: int | None = None) -> list[str]:
     return finish([*lines, [], *below], view)
 
 
-def _speed_title(runs: list[State]) -> str:
+def _speed_title(runs: list[RunState]) -> str:
     """By what all of them count; where that is not the same, each run's own screen says it."""
     units = {unit for run in runs if (unit := run["training"]["unit"])}
     return "SPEED/S" if len(units) > 1 else f"{term_text.clean((units or {metric_units.TOKENS}).pop())[:7]}/s".upper()
@@ -127,7 +130,7 @@ def rows_for(view: View, below: int = 0) -> int:
     return max(1, view.height - 4 - below - bool(view.footer))
 
 
-def _row(state: State, name: int, wide: bool, marked: bool) -> Line:
+def _row(state: RunState, name: int, wide: bool, marked: bool) -> Line:
     run, progress, training = state["run"], state["progress"], state["training"]
     done = "-" if progress["percent"] is None else f"{progress['percent']:.0f} %"
     step = "-" if progress["step"] is None else f"{progress['step']:,}"

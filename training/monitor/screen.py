@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.core import metric_units, units
 from training.monitor import sections, tables, term_text
-from training.monitor.state import ENDED, LOG_LINES, State
+from training.monitor.state import ENDED, LOG_LINES
 from training.monitor.term_text import Line
+
+if TYPE_CHECKING:
+    from training.core.contracts.state import RunState
 
 COLUMNS_FROM = (140, 30)  # columns and rows of a terminal with room for two columns
 GAP = 3
@@ -24,7 +27,7 @@ class View:
     footer: str = ""
 
 
-def screen(state: State, view: View) -> list[str]:
+def screen(state: RunState, view: View) -> list[str]:
     """At most `height` lines of at most `width` cells."""
     wide = view.width >= COLUMNS_FROM[0] and view.height >= COLUMNS_FROM[1]
     return finish(_two_columns(state, view) if wide else _one_column(state, view), view)
@@ -41,7 +44,7 @@ def finish(lines: list[Line], view: View) -> list[str]:
 Section = Callable[[int], list[Line]]
 
 
-def _one_column(state: State, view: View) -> list[Line]:
+def _one_column(state: RunState, view: View) -> list[Line]:
     parts: dict[str, Section] = {
         "head": lambda rows: sections.head(state, view.width)[:rows],
         "verdict": lambda rows: sections.verdict(state, view.width)[:rows],
@@ -68,7 +71,7 @@ def _one_column(state: State, view: View) -> list[Line]:
     return lines
 
 
-def share_out(state: State, parts: dict[str, Section], view: View) -> dict[str, int]:
+def share_out(state: RunState, parts: dict[str, Section], view: View) -> dict[str, int]:
     """Rows for each section: first a little of everything, the most important first, then more of each."""
     ranks, gpus = len(state["ranks"]), len(state["gpus"])
     has_curve, has_log = len(state["loss_curve"]["points"]) > 1, bool(state["log"]["last_lines"])
@@ -105,7 +108,7 @@ def share_out(state: State, parts: dict[str, Section], view: View) -> dict[str, 
     return sizes
 
 
-def _two_columns(state: State, view: View) -> list[Line]:
+def _two_columns(state: RunState, view: View) -> list[Line]:
     """Curves at the left; ranks, GPUs and the machine at the right; head above, log below, over the whole width."""
     rows = view.height - bool(view.footer)
     top = [*sections.head(state, view.width), *sections.verdict(state, view.width)[:9], *sections.alerts(state, view.width)[:5], []]
@@ -132,7 +135,7 @@ def _two_columns(state: State, view: View) -> list[Line]:
     return [*top, *middle, [], *sections.log(state, view.width, room), *([[]] if bottom else []), *bottom]
 
 
-def one_line(state: State) -> str:
+def one_line(state: RunState) -> str:
     """For output that is no terminal: a line a look."""
     run, progress, training = state["run"], state["progress"], state["training"]
     words: list[Any] = [units.clock(state["time_unix_s"], "%Y-%m-%d %H:%M:%S"), term_text.clean(run["name"]), run["state"]]

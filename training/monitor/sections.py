@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 import os
+from typing import TYPE_CHECKING
 
 from training.core import metric_units, units
-from training.core.jsonl import number
+from training.core.jsonl import Record, number
 from training.monitor import term_text
-from training.monitor.state import ENDED, State
+from training.monitor.state import ENDED
 from training.monitor.term_text import Line
+
+if TYPE_CHECKING:
+    from training.core.contracts.state import RunState, TrainingState
 
 BADGES = {"starting": "info", "running": "good", "finished": "good", "stopped": "warn", "failed": "bad", "died": "bad", "silent": "warn"}
 FINE = 0.1  # labels of a curve below it have three digits, not three places behind the point
 CLIPPED = 50  # points from which on the fall of the first steps is cut off
 
 
-def head(state: State, width: int) -> list[Line]:
+def head(state: RunState, width: int) -> list[Line]:
     run, progress = state["run"], state["progress"]
     badge = (f"{run['state'].upper()}", BADGES[run["state"]])
     first = term_text.sides(
@@ -27,8 +31,8 @@ def head(state: State, width: int) -> list[Line]:
     ]
     if run["ranks"] is not None:
         facts.append(units.plural(run["ranks"], "rank"))
-    facts += [term_text.clean(run[name]) for name in ("device", "precision") if run[name]]
-    if (task := run.get("task")) not in (None, metric_units.GPT):
+    facts += [term_text.clean(value) for value in (run["device"], run["precision"]) if value]
+    if (task := run.get("task")) is not None and task != metric_units.GPT:
         facts.insert(1, term_text.clean(task))
     if program := run.get("program"):
         facts.insert(1, term_text.clean(program) + (f" ({run['source']})" if run["source"] else ""))
@@ -39,7 +43,7 @@ def head(state: State, width: int) -> list[Line]:
     return [first, [(" · ".join(facts), "")], _progress(state, width)]
 
 
-def _progress(state: State, width: int) -> Line:
+def _progress(state: RunState, width: int) -> Line:
     progress = state["progress"]
     total, step, percent = progress["total_steps"], progress["step"], progress["percent"]
     right = (
@@ -62,7 +66,7 @@ def _progress(state: State, width: int) -> Line:
     return [*shown, (right, "")]
 
 
-def verdict(state: State, width: int) -> list[Line]:
+def verdict(state: RunState, width: int) -> list[Line]:
     """How it ended, or why nothing happens; whole, since it is there to be read and pasted."""
     run, summary, failure = state["run"], state["summary"] or {}, state["failure"] or {}
     style = BADGES[run["state"]] if run["state"] in ENDED else "warn"
@@ -84,17 +88,17 @@ def verdict(state: State, width: int) -> list[Line]:
     return [row for line in lines for row in term_text.wrap(line, width, 4)]
 
 
-def _from_to(summary: State, name: str) -> str:
+def _from_to(summary: Record, name: str) -> str:
     return " → ".join(units.decimal(number(summary.get(f"{name}_{which}"))) for which in ("first", "last"))
 
 
-def loss(training: State) -> tuple[str, str]:
+def loss(training: TrainingState) -> tuple[str, str]:
     """The last loss and its unit: that of the evaluations, where it can be."""
     factor, unit = metric_units.display(training)
     return units.decimal(None if training["loss"] is None else training["loss"] * factor), unit or ""
 
 
-def evaluation(training: State) -> str:
+def evaluation(training: TrainingState) -> str:
     """'val 2.0312 bits/byte (best 2.0000, step 100)'; empty before the first one."""
     if training["eval_name"] is None:
         return ""
@@ -107,7 +111,7 @@ def evaluation(training: State) -> str:
     return f"{words} ({best}, step {training['eval_best_step']:,})"
 
 
-def numbers(state: State, width: int, rows: int) -> list[Line]:
+def numbers(state: RunState, width: int, rows: int) -> list[Line]:
     training = state["training"]
     if training["loss"] is None and training["eval_last"] is None:  # no step yet
         return []
@@ -118,27 +122,27 @@ def numbers(state: State, width: int, rows: int) -> list[Line]:
     unit, rate, count = training["unit"], metric_units.speed(training), metric_units.so_far(training)
     if rate is not None:
         each = " per device" if training.get("tokens_per_s_of") == "device" else ""
-        items.append([(units.count(rate), "bold"), (f" {term_text.clean(unit)}/s{each}", "dim")])
+        items.append([(units.count(rate), "bold"), (f" {term_text.clean(str(unit))}/s{each}", "dim")])
     if training["step_ms_median"] is not None:
         p95 = "" if training["step_ms_p95"] is None else f" (p95 {units.milliseconds(training['step_ms_p95'])})"
         items.append([("step ", "dim"), (units.milliseconds(training["step_ms_median"]), ""), (p95, "dim")])
     items.append([("MFU ", "dim"), (f"{100 * training['mfu']:.1f} %", "")] if training["mfu"] is not None else [])
-    for name, key in (("lr ", "lr"), ("grad norm ", "grad_norm")):
-        items.append([(name, "dim"), (units.decimal(training[key], ".3g"), "")] if training[key] is not None else [])
-    items.append([(units.count(count), ""), (f" {term_text.clean(unit)}", "dim")] if count is not None else [])
+    for name, value_of in (("lr ", training["lr"]), ("grad norm ", training["grad_norm"])):
+        items.append([(name, "dim"), (units.decimal(value_of, ".3g"), "")] if value_of is not None else [])
+    items.append([(units.count(count), ""), (f" {term_text.clean(str(unit))}", "dim")] if count is not None else [])
     items.append([("memory ", "dim"), (f"{units.gib(training['memory_bytes'])} GiB", "")] if training["memory_bytes"] else [])
     return term_text.flow([item for item in items if item], width, rows)
 
 
-def loss_curve(state: State, width: int, rows: int) -> list[Line]:
+def loss_curve(state: RunState, width: int, rows: int) -> list[Line]:
     factor, _ = metric_units.display(state["training"])
-    return curve([(p["step"], p["loss"] * factor) for p in state["loss_curve"]["points"]], "loss", width, rows)
+    return curve([(int(p["step"]), p["loss"] * factor) for p in state["loss_curve"]["points"]], "loss", width, rows)
 
 
-def speed_curve(state: State, width: int, rows: int) -> list[Line]:
+def speed_curve(state: RunState, width: int, rows: int) -> list[Line]:
     points = state["speed_curve"]["points"] if state.get("speed_curve") else []
     name = "tok/s" if (unit := state["training"]["unit"]) == metric_units.TOKENS else f"{term_text.clean(str(unit))}/s"
-    rates = [(p["step"], rate) for p in points if (rate := metric_units.speed(p)) is not None]
+    rates = [(int(p["step"]), rate) for p in points if (rate := metric_units.speed(p)) is not None]
     return curve(rates, name, width, rows, falls=False)
 
 
@@ -163,15 +167,15 @@ def curve(points: list[tuple[int, float]], name: str, width: int, rows: int, *, 
     return [[(f"{label:>{margin}} │", "dim"), (part, "info")] for label, part in zip(labels, bars, strict=True)]
 
 
-def alerts(state: State, width: int) -> list[Line]:
+def alerts(state: RunState, width: int) -> list[Line]:
     return [row for a in state["alerts"] for row in term_text.wrap([("! ", "bad"), (term_text.clean(a["text"]), "bad")], width, 2)]
 
 
-def warnings(state: State) -> list[Line]:
+def warnings(state: RunState) -> list[Line]:
     return [[(f"warning {units.clock(w['time_unix_s'])} ", "warn"), (term_text.clean(w["text"]), "")] for w in state["warnings"]]
 
 
-def log(state: State, width: int, rows: int) -> list[Line]:
+def log(state: RunState, width: int, rows: int) -> list[Line]:
     file, lines = state["log"]["file"], state["log"]["last_lines"]
     if not file or rows < 1:
         return []
@@ -179,12 +183,13 @@ def log(state: State, width: int, rows: int) -> list[Line]:
     return [[("LOG  ", "dim"), (place(file, width - 5), "dim")], *([(term_text.clean(line), "")] for line in shown)]
 
 
-def places(state: State, width: int) -> list[Line]:
+def places(state: RunState, width: int) -> list[Line]:
     lines: list[Line] = []
     if state["run"]["dir"]:
         lines.append([("RUN  ", "dim"), (place(state["run"]["dir"], width - 5), "dim")])
     if saved := state["checkpoint"]:
-        age = "" if state["run"]["state"] in ENDED else f"{units.duration(max(0.0, state['time_unix_s'] - saved['time_unix_s']))} ago  "
+        at = saved["time_unix_s"]  # None: removed while it was looked at
+        age = "" if at is None or state["run"]["state"] in ENDED else f"{units.duration(max(0.0, state['time_unix_s'] - at))} ago  "
         where = place(saved["path"], width - 12 - len(age)) if saved["path"] else ""
         lines.append([("CHECKPOINT  ", "dim"), (age, ""), (where, "dim")])
     return lines

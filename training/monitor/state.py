@@ -5,33 +5,51 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from training.core import heartbeat, metric_units, rundir, standing
 from training.core.course import median, percentile
-from training.core.jsonl import Tail, dig, items, last_lines, mtime, number, read_object, text, whole
+from training.core.errors import UserError
+from training.core.jsonl import Record, Tail, dig, items, last_lines, mtime, number, read_object, text, whole
 from training.core.next_command import next_command
+from training.core.run_reader import as_plan
 from training.monitor import alerts, host_stats
 from training.monitor.history import History
 
 if TYPE_CHECKING:
+    from training.core.contracts.kinds import RunStatus
+    from training.core.contracts.state import (
+        CheckpointState,
+        FiguresState,
+        ProgressState,
+        RankState,
+        RunsState,
+        RunState,
+        TrainingState,
+        WarningState,
+    )
     from training.diagnose.log_parsers.log_metrics import LogMetrics, ScriptFigures
 
 SCHEMA_VERSION = 2
-STARTING, RUNNING, FINISHED, STOPPED, FAILED, DIED = "starting", "running", "finished", "stopped", "failed", "died"
+STARTING: Final = "starting"
+RUNNING: Final = "running"
+FINISHED: Final = "finished"
+STOPPED: Final = "stopped"
+FAILED: Final = "failed"
+DIED: Final = "died"
 ENDED = (FINISHED, STOPPED, FAILED, DIED)
 STARTING_S = 60.0  # a start without any sign of a process for longer than this gets a word
 LATE_S = 30.0  # a heartbeat older than this is marked
 GPU_PATIENCE_S = 2.0
 CURVE_POINTS, LOG_LINES, WARNINGS = 240, 20, 20
-State = dict[str, Any]
 
 
 class StateSource(Protocol):
     """What can be looked at again and again: a run, a log, all runs. `patience_s`: how long the GPU driver may keep it waiting."""
 
-    def read(self, patience_s: float = GPU_PATIENCE_S) -> State: ...
+    def read(self, patience_s: float = GPU_PATIENCE_S) -> RunState | RunsState: ...
 
 
 class RunWatch:
@@ -40,7 +58,7 @@ class RunWatch:
     def __init__(self, run: rundir.RunDir, log: Path | None = None, shared: host_stats.Shared | None = None) -> None:
         self.run, self.log = run, log
         self._history, self._events = History(run.metrics), Tail(run.events)
-        self._warnings: deque[dict[str, Any]] = deque(maxlen=WARNINGS)
+        self._warnings: deque[WarningState] = deque(maxlen=WARNINGS)
         self._restarts: list[float] = []
         self._beats: dict[int, heartbeat.HeartbeatRecord] = {}  # the last of each rank
         self._warned = 0
@@ -48,15 +66,15 @@ class RunWatch:
         self._epochs: int | None = None  # the same
         self._script: ScriptFigures | None = None
         self._machine = shared or host_stats.Shared()
-        self.plan: State | None = None  # as of the last look
+        self.plan: Record | None = None  # as of the last look
 
-    def read_all(self) -> State:
+    def read_all(self) -> RunState:
         """The only look: very long files are searched to their end."""
         self._history.update()
         self._history.complete()
         return self.read()
 
-    def read(self, patience_s: float = GPU_PATIENCE_S) -> State:
+    def read(self, patience_s: float = GPU_PATIENCE_S) -> RunState:
         """One look; `patience_s`: how long the GPU driver may keep it waiting."""
         now, run = time.time(), self.run
         self._machine.ask()
@@ -88,7 +106,7 @@ class RunWatch:
         planned = {uuid for g in items(dig(plan, "gpus")) if (uuid := text(dig(g, "uuid")))}
         self._add_shares(ranks)
         took = (ended or now) - started if started else None
-        seen: State = {
+        seen: RunState = {
             "schema_version": SCHEMA_VERSION,
             "time_unix_s": now,
             "run": {
@@ -122,12 +140,14 @@ class RunWatch:
             "checkpoint": self._checkpoint(),
             "summary": summary if end is summary and state in (FINISHED, STOPPED) else None,
             "failure": failure if state == FAILED else None,
+            "alerts": [],
         }
         if alerts.no_step_s(seen) is not None:
             seen["progress"]["eta_s"] = None  # nobody knows
-        return seen | {"alerts": alerts.active_alerts(seen)}
+        seen["alerts"] = alerts.active_alerts(seen)
+        return seen
 
-    def _told(self, plan: State | None) -> LogMetrics | None:
+    def _told(self, plan: Record | None) -> LogMetrics | None:
         """What somebody's own script has printed of its training; a task of ours keeps records."""
         if script_of(plan) is None:
             return None
@@ -137,16 +157,16 @@ class RunWatch:
             self._script = ScriptFigures(self.run.ranks)
         return self._script.read()
 
-    def _of_script(self, told: LogMetrics, state: str, took: float | None) -> State:
+    def _of_script(self, told: LogMetrics, state: RunStatus, took: float | None) -> FiguresState:
         progress = told.progress(running=state == RUNNING)
         return {
-            "progress": progress if progress["scope"] == "epoch" else progress | {"elapsed_s": took},
+            "progress": progress if progress["scope"] == "epoch" else {**progress, "elapsed_s": took},
             "training": told.training(),
             "loss_curve": told.loss_curve(CURVE_POINTS),
             "speed_curve": {"points": []},
         }
 
-    def _of_records(self, plan: State | None, state: str, since: float, took: float | None, summary: State | None) -> State:
+    def _of_records(self, plan: Record | None, state: RunStatus, since: float, took: float | None, summary: Record | None) -> FiguresState:
         speed = metric_units.SPEEDS[metric_units.as_samples(metric_units.counted(self._history.last))]
         return {
             "progress": self._progress(plan, state, since, took, summary),
@@ -155,7 +175,7 @@ class RunWatch:
             "speed_curve": {"points": [{"step": s, speed: v} for s, v in self._history.speed_curve(CURVE_POINTS)]},
         }
 
-    def _add_shares(self, ranks: list[dict[str, Any]]) -> None:
+    def _add_shares(self, ranks: list[RankState]) -> None:
         """What rank 0 recorded of every rank."""
         own, memory = self._history.of_ranks("compute_ms"), self._history.of_ranks("memory_bytes")
         for rank in ranks:
@@ -180,13 +200,13 @@ class RunWatch:
             if kind in ("warning", "restart", "verdict", "given_up"):
                 self._warnings.append({"time_unix_s": number(event.get("time")), "text": said or str(kind)})
 
-    def _ranks(self, plan: State | None, supervisor: State, since: float) -> list[dict[str, Any]]:
+    def _ranks(self, plan: Record | None, supervisor: Record, since: float) -> list[RankState]:
         """One entry a rank, also for those that have not said anything yet; beats of an earlier start do not count."""
         self._beats |= {b.rank: b for b in heartbeat.read_all(self.run.heartbeats)}  # one that cannot be read now is not absent
         beats = {rank: beat for rank, beat in self._beats.items() if beat.wall_time >= since}
         pids = {whole(dig(r, "rank")): whole(dig(r, "pid")) for r in items(supervisor.get("ranks"))}
         numbers = {*range(min(whole(dig(plan, "ranks")) or 0, 4096)), *beats, *(r for r in pids if r is not None)}
-        out = []
+        out: list[RankState] = []
         for rank in sorted(numbers):
             beat, pid = beats.get(rank), pids.get(rank)
             if beat and pid is None:
@@ -213,14 +233,14 @@ class RunWatch:
 
     def _judge(
         self,
-        plan: State | None,
-        supervisor: State,
-        ranks: list[dict[str, Any]],
+        plan: Record | None,
+        supervisor: Record,
+        ranks: list[RankState],
         living: bool,
         since: float,
-        ends: tuple[State | None, State | None],
+        ends: tuple[Record | None, Record | None],
         told: bool,
-    ) -> tuple[str, str | None]:
+    ) -> tuple[RunStatus, str | None]:
         """The state, and why where that is not plain. `told`: a script has printed figures."""
         summary, failure = ends
         if failure and (not summary or (mtime(self.run.failure) or 0) >= (mtime(self.run.summary) or 0)):
@@ -247,14 +267,14 @@ class RunWatch:
         # Preparing a large corpus takes hours before there is any rank, so silence proves nothing.
         return STARTING, "no rank yet: preparing the data, or it never started (see the log)" if time.time() - since > STARTING_S else None
 
-    def _go_on(self, plan: State | None) -> str:
+    def _go_on(self, plan: Record | None) -> str:
         """The command that resumes it; a script's state is its own."""
         try:
-            return f"; to resume: {next_command(plan, self.run)}" if plan and script_of(plan) is None else ""
-        except (KeyError, TypeError, AttributeError):  # a plan that is not whole
+            return f"; to resume: {next_command(as_plan(plan, self.run.plan), self.run)}" if plan and script_of(plan) is None else ""
+        except (KeyError, TypeError, AttributeError, UserError):  # a plan that is not whole, or of a later version
             return ""
 
-    def _end(self, state: str, end: State | None, ranks: list[dict[str, Any]]) -> float | None:
+    def _end(self, state: RunStatus, end: Record | None, ranks: list[RankState]) -> float | None:
         """When an ended run ended; of a run that died, its last sign of life. `end`: its last file, which may be a copy."""
         if state != DIED:
             of_failure = state == FAILED or not self.run.summary.exists()
@@ -262,7 +282,9 @@ class RunWatch:
         signs = [number(self._history.last.get("time")), mtime(self.run.supervisor), *(r["beat_unix_s"] for r in ranks)]
         return max((s for s in signs if s), default=None)
 
-    def _progress(self, plan: State | None, state: str, since: float, elapsed: float | None, summary: State | None) -> State:
+    def _progress(
+        self, plan: Record | None, state: RunStatus, since: float, elapsed: float | None, summary: Record | None
+    ) -> ProgressState:
         data = read_object(standing.data_file(self.run))
         total = whole(dig(data, "total_steps")) or self._total or whole(dig(plan, "config", "num_iterations")) or None
         step = whole(self._history.last.get("step")) or 0
@@ -279,23 +301,30 @@ class RunWatch:
             "eta_s": (total - step) * pace if total and step < total and pace is not None and state == RUNNING else None,
         }
 
-    def _training(self, since: float) -> State:
+    def _training(self, since: float) -> TrainingState:
         history, last = self._history, self._history.last
         unit = metric_units.counted(last)
         kind = metric_units.as_samples(unit)
+        count, speed = metric_units.so_far(last), median(history.of_last_steps(f"{unit}{metric_units.PER_S}"))
+        tokens, evaluation = kind == metric_units.TOKENS, history.evaluation()
         loss, times = number(last.get("loss")), history.of_last_steps("step_ms")
         return {
             "loss": loss,
             "loss_unit": metric_units.loss_unit(last),
             "bytes_per_token": number(dig(read_object(self.run.data), "bytes_per_token")),
             "loss_is_finite": None if loss is None else math.isfinite(loss),
-            **history.evaluation(),
+            "eval_name": evaluation["eval_name"],
+            "eval_unit": evaluation["eval_unit"],
+            "eval_last": evaluation["eval_last"],
+            "eval_best": evaluation["eval_best"],
+            "eval_best_step": evaluation["eval_best_step"],
             "lr": number(last.get("lr")),
             "grad_norm": number(last.get("grad_norm")),
             "unit": unit,
-            **dict.fromkeys((*metric_units.COUNTED, *metric_units.SPEEDS.values())),
-            kind: metric_units.so_far(last),
-            metric_units.SPEEDS[kind]: median(history.of_last_steps(f"{unit}{metric_units.PER_S}")),
+            "tokens": count if tokens else None,
+            "samples": None if tokens else count,
+            "tokens_per_s": speed if tokens else None,
+            "samples_per_s": None if tokens else speed,
             "mfu": median(history.of_last_steps("mfu")),
             "memory_bytes": max((m for m in history.of_ranks("memory_bytes") if m is not None), default=None),
             "step_ms_median": median(times),
@@ -304,7 +333,7 @@ class RunWatch:
             "last_step_unix_s": number(last.get("time")),
         }
 
-    def _checkpoint(self) -> State | None:
+    def _checkpoint(self) -> CheckpointState | None:
         """The newest one: folders named step_* are whole."""
         found = max(self.run.checkpoints.glob("step_*"), default=None)
         if found is None:
@@ -313,7 +342,7 @@ class RunWatch:
         return {"path": str(found), "step": int(step) if step.isdecimal() else None, "time_unix_s": mtime(found)}
 
 
-def script_of(plan: State | None) -> str | None:
+def script_of(plan: Mapping[str, object] | None) -> str | None:
     """Somebody's own, under our launcher; None for a task of ours."""
     return text(dig(plan, "script", "path"))
 

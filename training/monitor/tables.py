@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training.core import units
+from training.core.jsonl import whole
 from training.monitor import term_text
-from training.monitor.state import ENDED, State
+from training.monitor.state import ENDED
 from training.monitor.term_text import Line
+
+if TYPE_CHECKING:
+    from training.core.contracts.state import GpuProcessState, GpuState, GpuTable, HostState, MachineState, RankState, RunState
 
 METER = 24  # cells
 NUMBERS_FROM = 90  # columns of a GPU table with room for the number of each rank
 SHARES_FROM = 75  # columns of a rank table with room for each rank's own time and memory
 
 
-def ranks(state: State, width: int, rows: int) -> list[Line]:
+def ranks(state: RunState, width: int, rows: int) -> list[Line]:
     """Late and dead ranks first when not all have room, and one line about the others."""
-    every: list[dict[str, Any]] = state["ranks"]
+    every = state["ranks"]
     if not every or rows < 1:
         return []
     ended = state["run"]["state"] in ENDED
@@ -43,7 +47,7 @@ def ranks(state: State, width: int, rows: int) -> list[Line]:
     return lines + ([_all_ranks(others, ended, "the other ")] if others else [])
 
 
-def _age(rank: dict[str, Any], ended: bool) -> str:
+def _age(rank: RankState, ended: bool) -> str:
     age = rank["beat_age_s"]
     if age is None:
         return "-"
@@ -53,21 +57,21 @@ def _age(rank: dict[str, Any], ended: bool) -> str:
     return shown + (" LATE" if rank["late"] else "")
 
 
-def _all_ranks(every: list[dict[str, Any]], ended: bool, which: str = "") -> Line:
+def _all_ranks(every: list[RankState], ended: bool, which: str = "") -> Line:
     late = [r for r in every if r["late"]]
     ages = [r for r in every if r["beat_age_s"] is not None]
     words = f"{which}{units.plural(len(every), 'rank')}"
     if not ended:
         words += f", {sum(bool(r['alive']) for r in every)} alive"
     if ages:
-        oldest = max(ages, key=lambda r: r["beat_age_s"])
+        oldest = max(ages, key=lambda r: r["beat_age_s"] or 0.0)
         words += f"; oldest beat {_age(oldest, ended)} (rank {oldest['rank']}: {term_text.clean(oldest['doing'] or '-')})"
     return [(words, "bad" if late else "")]
 
 
-def gpus(state: State, width: int, rows: int) -> list[Line]:
+def gpus(state: GpuTable, width: int, rows: int) -> list[Line]:
     """GPUs of the run first when not all have room."""
-    every: list[dict[str, Any]] = state["gpus"]
+    every = state["gpus"]
     if not every:
         # Silence is right for a run on the CPU; a run on GPUs that can not be seen needs a word.
         return [[(f"GPUs: {term_text.clean(state['gpus_reason'])}", "warn")]] if state["run"]["device"] == "cuda" else []
@@ -92,20 +96,20 @@ def gpus(state: State, width: int, rows: int) -> list[Line]:
     return lines
 
 
-def gpu_details(gpu: dict[str, Any], ranks: list[dict[str, Any]]) -> list[Line]:
+def gpu_details(gpu: GpuState, ranks: list[RankState]) -> list[Line]:
     """One GPU, everything that is known of it."""
     memory = f"{units.gib(gpu['memory_used_bytes'])} of {units.gib(gpu['memory_total_bytes'])} GiB"
     used, total = gpu["memory_used_bytes"], gpu["memory_total_bytes"]
     share = None if used is None or not total else used / total
     power = unit(gpu["power_w"], " W") + (f" of {gpu['power_limit_w']:.0f} W" if gpu["power_limit_w"] is not None else "")
-    limit = gpu["power_limit_w"] and gpu["power_w"] is not None
+    drawn, limit = gpu["power_w"], gpu["power_limit_w"]
     title = f"GPU {gpu['index']}  {term_text.clean(gpu['name'])}"
     lines: list[Line] = [
         [(title, "bold"), ("  of this run's plan" if gpu["in_plan"] else "", "good"), (f"  {term_text.clean(gpu['uuid'])}", "dim")]
     ]
     lines.append(_meter("use", None if gpu["use_percent"] is None else gpu["use_percent"] / 100, unit(gpu["use_percent"], " %")))
     lines.append(_meter("memory", share, memory))
-    lines.append(_meter("power", gpu["power_w"] / gpu["power_limit_w"] if limit else None, power))
+    lines.append(_meter("power", drawn / limit if limit and drawn is not None else None, power))
     lines.append([(f"  {'temperature':<12} {unit(gpu['temperature_c'], ' °C')}   fan {unit(gpu['fan_percent'], ' %')}", "")])
     slow = gpu["throttle_reasons"]
     lines.append([(f"  {'clocks':<12} ", ""), ("-" if slow is None else ", ".join(slow) or "not slowed down", "bad" if slow else "")])
@@ -128,7 +132,7 @@ def _meter(name: str, share: float | None, words: str) -> Line:
     return [(f"  {name:<12} ", ""), (term_text.bar(share, METER), "good") if share is not None else (" " * METER, ""), (f"  {words}", "")]
 
 
-def short_name(gpu: dict[str, Any]) -> str:
+def short_name(gpu: GpuState) -> str:
     return term_text.cut(term_text.clean(gpu["name"]).removeprefix("NVIDIA ").removeprefix("GeForce "), 17)
 
 
@@ -136,12 +140,12 @@ def unit(value: float | None, unit: str) -> str:
     return "-" if value is None else f"{value:.0f}{unit}"
 
 
-def _memory_style(gpu: dict[str, Any]) -> str:
+def _memory_style(gpu: GpuState) -> str:
     used, total = gpu["memory_used_bytes"], gpu["memory_total_bytes"]
     return "warn" if used is not None and total and used > 0.97 * total else ""
 
 
-def processes(every: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> Line:
+def processes(every: list[GpuProcessState], ranks: list[RankState]) -> Line:
     """Those of the run first, a rank with its number."""
     line: Line = []
     numbers = {r["pid"]: r["rank"] for r in ranks}
@@ -153,7 +157,7 @@ def processes(every: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> Line:
     return line
 
 
-def system(state: State) -> list[Line]:
+def system(state: MachineState) -> list[Line]:
     s = state["system"]
     use = f"load {s['load_1min']:.1f}" if s["cpu_percent"] is None else f"{s['cpu_percent']:.0f} %"
     return [
@@ -164,12 +168,12 @@ def system(state: State) -> list[Line]:
     ]
 
 
-def _used(system: dict[str, Any], name: str) -> str:
+def _used(system: HostState, name: str) -> str:
     """13.2/24 GiB: the total needs no decimals."""
-    total = system[f"{name}_total_bytes"]
-    return f"{units.gib(system[f'{name}_used_bytes'])}/{'-' if total is None else round(total / (1 << 30))} GiB"
+    used, total = whole(system.get(f"{name}_used_bytes")), whole(system.get(f"{name}_total_bytes"))
+    return f"{units.gib(used)}/{'-' if total is None else round(total / (1 << 30))} GiB"
 
 
-def _full(system: dict[str, Any], name: str, limit: float) -> str:
-    used, total = system[f"{name}_used_bytes"], system[f"{name}_total_bytes"]
+def _full(system: HostState, name: str, limit: float) -> str:
+    used, total = whole(system.get(f"{name}_used_bytes")), whole(system.get(f"{name}_total_bytes"))
     return "bad" if used is not None and total and used > limit * total else ""

@@ -7,9 +7,11 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
+import training
 from training.core.errors import Exit, UserError
+from training.core.run_reader import PLAN_VERSION
 from training.host import decisions, env_vars, p2p_cache, packages
 from training.host.gpus import GpuInventory
 from training.host.placement import LOCAL, RANK
@@ -17,13 +19,13 @@ from training.host.torch_build import TorchBuild
 from training.plan import preflight
 from training.plan.request import LaunchRequest, Request
 
-SCHEMA_VERSION = 1
-Plan = dict[str, Any]
+if TYPE_CHECKING:
+    from training.core.contracts.plan import PlanStart
 
 
 def start(
     request: LaunchRequest, machine: GpuInventory, torch: TorchBuild | None, device: decisions.Decision, environ: Mapping[str, str]
-) -> tuple[Plan, list[preflight.Check]]:
+) -> tuple[PlanStart, list[preflight.Check]]:
     """The fields of every plan, with its first two sentences and notes, and the checks of the meeting point."""
     config, place, ranks, local = request.config, request.place, request.ranks, request.local_ranks
     port, check = preflight.port(config.master_port) if place.kind == LOCAL else (place.master_port, None)
@@ -44,7 +46,8 @@ def start(
     chosen += p2p_cache.variables([g.uuid for g in used], machine.driver, version, environ)
     here = f", {local} of them on this machine" if local != ranks else ""
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": PLAN_VERSION,
+        "duet_version": training.__version__,
         "created": time.time(),
         "launch": secrets.token_hex(8),
         "torch": version,

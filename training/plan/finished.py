@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training import tasks
 from training.config.schema import Config
 from training.core import manifest, rundir, standing
+
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import FieldValues
+    from training.core.contracts.plan import Plan
 
 LIMITS = ("num_iterations", "num_epochs")
 # A change of these changes how many steps an epoch has.
@@ -28,7 +32,7 @@ class Finished:
         return f"finished: step {self.steps} of {self.steps}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(self.at))}"
 
 
-def find(run: rundir.RunDir, config: Config, options: dict[str, Any]) -> Finished | None:
+def find(run: rundir.RunDir, config: Config, options: FieldValues) -> Finished | None:
     """None: it was stopped or has failed, or this configuration trains it for longer. `options`: of the task."""
     plan, summary = standing.read_plan(run), standing.ends(run)[0]
     if plan is None or summary is None or summary.get("status") != "done" or not isinstance(summary.get("steps"), int):
@@ -39,13 +43,13 @@ def find(run: rundir.RunDir, config: Config, options: dict[str, Any]) -> Finishe
     return Finished(steps, float(summary.get("time", 0.0)), longer({n: getattr(config, n) for n in LIMITS}, steps))
 
 
-def longer(config: dict[str, Any], steps: int) -> dict[str, int]:
+def longer(config: FieldValues, steps: int) -> dict[str, int]:
     """The limits that end a run, doubled."""
     limits = {name: 2 * max(config[name], steps if name == "num_iterations" else 1) for name in LIMITS if config[name]}
     return limits or {"num_iterations": 2 * steps}
 
 
-def _reached(run: rundir.RunDir, plan: dict[str, Any], config: Config, options: dict[str, Any], steps: int) -> bool:
+def _reached(run: rundir.RunDir, plan: Plan, config: Config, options: FieldValues, steps: int) -> bool:
     if config.num_iterations and steps >= config.num_iterations:
         return True
     before = plan["config"]
@@ -69,7 +73,9 @@ def _steps_per_epoch(run: rundir.RunDir) -> int:
     return starts[-1] if starts and isinstance(starts[-1], int) else 0
 
 
-def config_of(plan: dict[str, Any]) -> Path | None:
+def config_of(plan: Plan | None) -> Path | None:
     """The config file that a run was started with."""
+    if plan is None:
+        return None
     name, folder = plan.get("config_file"), (plan.get("command") or {}).get("cwd") or ""
     return Path(folder, name).resolve() if isinstance(name, str) else None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from training import tasks
 from training.config import batch, flags, loader, origin, resolve, saved
@@ -28,6 +28,9 @@ from training.plan.cli_args import command, folder
 from training.tasks import sample_batch
 from training.tasks.gpt import validation as gpt
 from training.tasks.video_restoration.kair.loader import api_key
+
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import FieldValues
 
 NAME_CHARACTERS = "letters, digits, dot, dash and underscore"
 
@@ -75,7 +78,7 @@ class Request(LaunchRequest):
     """Our own training."""
 
     kind: tasks.TaskSpec
-    options: dict[str, Any]  # of a task of its own
+    options: FieldValues  # of a task of its own
     config_file: Path | None
     title: str  # that the config file gives itself
     gpu_ids: list[int]  # that it names
@@ -110,7 +113,7 @@ class Request(LaunchRequest):
         """The config file, for a plan; a resumed run keeps that of its first start."""
         if self.config_file or not self.resume_from:
             return str(self.config_file) if self.config_file else None
-        before = finished.config_of(standing.read_plan(self.resume_from) or {})
+        before = finished.config_of(standing.read_plan(self.resume_from))
         return str(before) if before else None
 
     def save(self) -> None:
@@ -126,14 +129,14 @@ class Request(LaunchRequest):
         if self.config_file and api_key(self.config_file):
             return str(self.config_file.absolute())
         before = standing.read_plan(self.resume_from) if self.resume_from else None
-        return (before or {}).get("login_file")
+        return before.get("login_file") if before else None
 
     def tracked(self) -> list[str]:
         """The packages of the trackers that are on."""
         key = api_key(self.config_file) if self.config_file else None
         return trackers(self.config, key)
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> FieldValues:
         """The fields of every training that its task has, for a plan."""
         found = {n: v for n, v in asdict(self.config).items() if n in self.kind.fields}
         if self.batch:  # of samples it follows from the ranks, where nothing else is said
@@ -144,7 +147,7 @@ class Request(LaunchRequest):
         args = list(self.args)
         if self.script == "launch_train.sh":
             del args[next(i for i in range(len(args)) if flags.parse(args[: i + 1]).positional)]
-        changes: dict[str, Any] = {}
+        changes: FieldValues = {}
         if self.origins["total_batch_size"] == "default" and self.kind.name != tasks.GPT:
             return command("launch_train.sh", [str(ranks), *args])
         device, seq, total = self.config.device_batch_size, self.seq_len, self.config.total_batch_size
@@ -241,7 +244,23 @@ def not_trackable(config: Config, origins: Mapping[str, str]) -> list[Problem]:
     return problems
 
 
-def common(script: str, args: list[str], line: flags.CommandLine, resolved: resolve.Resolved, place: Topology) -> dict[str, Any]:
+class _FromCommandLine(TypedDict):
+    """Fields of LaunchRequest."""
+
+    script: str
+    args: list[str]
+    place: Topology
+    config: Config
+    origins: dict[str, str]
+    dry_run: bool
+    check: bool
+    json: bool
+    save_config: Path | None
+    experiments: Path
+    logs: Path
+
+
+def common(script: str, args: list[str], line: flags.CommandLine, resolved: resolve.Resolved, place: Topology) -> _FromCommandLine:
     """What every LaunchRequest has of its command line."""
     return {
         "script": script,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from training import tasks
 from training.config.loader import Values
@@ -15,6 +15,9 @@ from training.data import tokenizer, tokenizer_base
 from training.data.prepare import PreparedCorpus, content
 
 if TYPE_CHECKING:
+    from training.core.contracts.kinds import FieldValues
+    from training.core.contracts.plan import Plan
+    from training.core.contracts.run_files import ManifestRecord
     from training.plan.request import Request
 
 # What a resume is for, or what belongs to each start: not said.
@@ -39,8 +42,8 @@ def check_model(request: Request, shape: dict[str, int]) -> list[str]:
     assert run
     saved = manifest.newest(run.checkpoints)
     if saved is None:
-        plan = standing.read_plan(run) or {}
-        frozen = "config" in plan and "device" not in plan  # a job's plan, which has never been started
+        plan = standing.read_plan(run)
+        frozen = plan is not None and "config" in plan and "device" not in plan  # a job's plan, which has never been started
         return [] if frozen or manifest.all_in(run.checkpoints) else [f"{run.name} has no checkpoint yet: it begins again at step 0"]
     _same_task(request, saved)
     now, then = {**shape, "optimizer": request.config.optimizer}, {**saved["shape"], "optimizer": saved["optimizer"]}
@@ -61,7 +64,7 @@ def check_task(request: Request) -> list[str]:
     return begins + changes({**asdict(request.config), **request.options}, request.resumed)
 
 
-def _same_task(request: Request, saved: dict[str, Any]) -> None:
+def _same_task(request: Request, saved: ManifestRecord) -> None:
     """Checkpoints that say nothing are from before there were several: a GPT's. Raises UserError."""
     then, now = saved.get("task", tasks.GPT), request.kind.name
     if request.resume_from and then != now:
@@ -69,7 +72,7 @@ def _same_task(request: Request, saved: dict[str, Any]) -> None:
         raise UserError(Problem("resume.other_task", what, "the same task", ["leave --task out: a resumed run keeps its own"]))
 
 
-def _same_model(run: rundir.RunDir, then: dict[str, Any], now: dict[str, Any]) -> None:
+def _same_model(run: rundir.RunDir, then: FieldValues, now: FieldValues) -> None:
     different = [name for name in now if then.get(name) != now[name]]
     if different:
         shown = ", ".join(f"{name} {then.get(name)} (now {now[name]})" for name in different)
@@ -98,7 +101,7 @@ def check_data(run: rundir.RunDir, data: PreparedCorpus) -> str:
     return ""
 
 
-def changes(values: dict[str, Any], resumed: Values) -> list[str]:
+def changes(values: FieldValues, resumed: Values) -> list[str]:
     """A note on what the resumed run does from now on that it did not do before."""
     differ = {n: (v, values[n]) for n, (v, _) in resumed.items() if n not in SILENT and n in values and values[n] != v}
     if not differ:
@@ -108,7 +111,7 @@ def changes(values: dict[str, Any], resumed: Values) -> list[str]:
     return [f"changed in the resumed run: {shown}{end}"]
 
 
-def decided_otherwise(run: rundir.RunDir | None, plan: dict[str, Any]) -> list[str]:
+def decided_otherwise(run: rundir.RunDir | None, plan: Plan) -> list[str]:
     """A note when this plan of a resumed run (None: it is a new one) does not calculate as the one that it had before did: on another
     device, say, where the configuration says auto. Called while the old plan is still there."""
     before = standing.read_plan(run) if run else None
@@ -119,10 +122,10 @@ def decided_otherwise(run: rundir.RunDir | None, plan: dict[str, Any]) -> list[s
     return [f"decided otherwise than before the stop: {', '.join(differ)}; not bit-exact"] if differ else []
 
 
-def _arithmetic(plan: dict[str, Any]) -> dict[str, Any]:
+def _arithmetic(plan: Plan) -> FieldValues:
     """What the sums of a step depend on, beside the configuration. Checkpointed blocks do not: they are computed the same again."""
-    names = ("device", "precision", "compile", "loss_chunks")
-    values = {name: plan[name]["value"] for name in names if name in plan}
+    names: tuple[Literal["device", "precision", "compile", "loss_chunks"], ...] = ("device", "precision", "compile", "loss_chunks")
+    values: FieldValues = {name: plan[name]["value"] for name in names if name in plan}
     return values | {"device_batch_size": plan["config"]["device_batch_size"], "torch": plan.get("torch")}
 
 

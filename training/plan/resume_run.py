@@ -7,15 +7,18 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training import tasks
 from training.config import flags, loader, resolve
 from training.config.schema import FIELDS, Known, of_the_run
-from training.core import manifest, rundir, standing, units
-from training.core.errors import Problem
+from training.core import manifest, run_reader, rundir, standing, units
+from training.core.errors import Problem, UserError
 from training.core.find_run import LATEST
 from training.plan import finished
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
 
 SHOWN = 6  # runs in a list
 
@@ -63,7 +66,7 @@ def find(wish: ResumeRequest, problems: list[Problem]) -> Found:
     run = rundir.RunDir(next((p for p in folders if os.path.isdir(p)), Path(wanted)).absolute())
     plan = standing.read_plan(run)
     if plan is None or not isinstance(plan.get("config"), dict):
-        fixes = [wish.again(resume=name) for name in _meant(wanted, [run.name for run, _ in _runs(wish.experiments)])]
+        fixes = [wish.again(resume=name) for name in _meant(wanted, [run.name for run, _ in _runs(wish.experiments, _known_plan)])]
         problems.append(
             Problem("run.missing", f"resume is {wanted!r} ({origin}): no run there", "a run directory, a run's name, or latest", fixes)
         )
@@ -109,19 +112,28 @@ def _meant(wanted: str, names: list[str]) -> list[str]:
     return list(dict.fromkeys([*suggest.suggest(wanted.strip("/").rpartition("/")[2], names), *names]))[:3]
 
 
-def _runs(experiments: Path) -> list[tuple[rundir.RunDir, dict[str, Any]]]:
-    """The newest first, without scripts: what those have saved is not known."""
+def _runs(experiments: Path, read: Callable[[rundir.RunDir], Plan | None] = standing.read_plan) -> list[tuple[rundir.RunDir, Plan]]:
+    """The newest first, without scripts: what those have saved is not known. Raises UserError for a run of a later version, which may be
+    the one that is meant."""
     plans = []
     for path in experiments.glob("*/plan.json"):
         try:
             plans.append((path.stat().st_mtime_ns, rundir.RunDir(path.parent)))
         except OSError:  # removed meanwhile
             continue
-    known = ((run, standing.read_plan(run)) for _, run in sorted(plans, key=lambda one: one[0], reverse=True))
+    known = ((run, read(run)) for _, run in sorted(plans, key=lambda one: one[0], reverse=True))
     return [(run, plan) for run, plan in known if plan and isinstance(plan.get("config"), dict) and not plan.get("script")]
 
 
-def _merge(wish: ResumeRequest, run: rundir.RunDir, plan: dict[str, Any]) -> Found:
+def _known_plan(run: rundir.RunDir) -> Plan | None:
+    """None for a run of a later version: it is not proposed."""
+    try:
+        return standing.read_plan(run)
+    except UserError:
+        return None
+
+
+def _merge(wish: ResumeRequest, run: rundir.RunDir, plan: Plan) -> Found:
     origin = f"resumed run {run.name}"
     known = {n: (v, origin) for n, v in plan["config"].items() if n in FIELDS and of_the_run(n)}
     known |= {n: (v, origin) for n, v in tasks.task_of(plan)["options"].items()}
@@ -136,7 +148,7 @@ def _finished(wish: ResumeRequest, found: Found) -> finished.Finished | None:
     return finished.find(found.run, resolved.config, resolved.options)
 
 
-def _row(wish: ResumeRequest, run: rundir.RunDir, plan: dict[str, Any], end: finished.Finished | None) -> str:
+def _row(wish: ResumeRequest, run: rundir.RunDir, plan: Plan, end: finished.Finished | None) -> str:
     """The command that continues a run, with what it is."""
     config = finished.config_of(plan)
     if end:
@@ -144,14 +156,14 @@ def _row(wish: ResumeRequest, run: rundir.RunDir, plan: dict[str, Any], end: fin
     return f"{wish.command(run)}   # {config.name + ', ' if config else ''}{_where(run, plan)}"
 
 
-def _where(run: rundir.RunDir, plan: dict[str, Any]) -> str:
+def _where(run: rundir.RunDir, plan: Plan) -> str:
     """How an unfinished run stands, from what its start and its checkpoints have left."""
     summary, failure = standing.ends(run)
     ended = run.summary if summary else run.failure if failure else None
-    lives = standing.lives(rundir.read_json(run.supervisor) or {})
+    lives = standing.lives(run_reader.read_supervisor(run.supervisor) or {})
     state = str(summary["status"]) if summary else "failed" if failure else "running" if lives else "died"
     saved = manifest.newest(run.checkpoints) or {"step": 0}
-    step = (summary or {}).get("steps", saved["step"])
-    total = (rundir.read_json(standing.data_file(run)) or {}).get("total_steps") or plan["config"].get("num_iterations")
+    step = summary.get("steps", saved["step"]) if summary else saved["step"]
+    total = (run_reader.read_data(standing.data_file(run)) or {}).get("total_steps") or plan["config"].get("num_iterations")
     when = ended.stat().st_mtime if ended else float(plan.get("created", 0.0))
     return f"{state}: step {step}{f' of {total}' if total else ''}, {units.clock(when, '%Y-%m-%d %H:%M')}"

@@ -6,12 +6,15 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from training.host import decisions, gpus, torch_build
 from training.plan import builder, preflight
-from training.plan.builder import Plan
 from training.plan.script_request import ScriptLaunchRequest
 from training.plan.script_words import USED
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
 
 
 def build(request: ScriptLaunchRequest, environ: Mapping[str, str]) -> tuple[Plan, list[preflight.Check]]:
@@ -22,17 +25,18 @@ def build(request: ScriptLaunchRequest, environ: Mapping[str, str]) -> tuple[Pla
     device = decisions.device(config, local, machine, torch) if machine.gpus else decisions.Decision("cpu", machine.reason)
     if config.device == "cuda":
         device = decisions.Decision("cuda", "as asked")
-    plan, checks = builder.start(request, machine, torch, device, environ)
+    begun, checks = builder.start(request, machine, torch, device, environ)
     if machine.gpus and device.value != "cuda":
         text = f"{len(machine.gpus)} GPUs for {local} ranks: whether the script trains on the CPU then is up to it"
         checks.append(preflight.Check("GPUs", preflight.WARNING, text, [request.command_with(len(machine.gpus))]))
     facts = preflight.PreflightContext(request, machine, torch, device.value)
     checks += preflight.at_every_start(facts) + (preflight.only_in_check(facts) if request.check else [])
     builder.refuse_errors(request, checks)
-    plan |= {
+    plan: Plan = {
+        **begun,
         "config_file": None,
         "config": {name: value for name, value in asdict(config).items() if name in USED},
-        "script": asdict(script),
+        "script": script.record(),
     }
     plan["notes"] += builder.warnings(checks)
     plan["text"] += [

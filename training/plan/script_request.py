@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.config import flags, resolve
 from training.config.schema import FIELDS
@@ -24,6 +24,9 @@ from training.host.placement import RANK
 from training.plan.cli_args import SCRIPTS, command, folder, number_of_ranks
 from training.plan.request import LaunchRequest, common, count, place_of, run_name
 from training.plan.script_words import SEPARATOR, USED, split
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import ScriptRecord
 
 SCRIPT = "launch_train.sh"
 ALLOWED = "the script's own arguments after --"
@@ -56,6 +59,9 @@ class Script:
     args: list[str]
     python: str | None
     python_reason: str
+
+    def record(self) -> ScriptRecord:
+        return {"path": self.path, "args": self.args, "python": self.python, "python_reason": self.python_reason}
 
 
 def asked_for(args: list[str]) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from training import tasks
 from training.config import batch
@@ -13,10 +14,12 @@ from training.core.project import ENTRYPOINT
 from training.host import decisions, env_vars, gpus, torch_build
 from training.host.placement import RANK
 from training.plan import builder, preflight, resume_checks
-from training.plan.builder import Plan
 from training.plan.request import Request, read
 from training.tasks.gpt import memory
 from training.tasks.planning import Decided
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import CorpusRecord, Plan
 
 
 def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[preflight.Check]]:
@@ -36,16 +39,17 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     decided = _decide(request, device.value, precision, compiled, room)
     split = decided.batch
     static_graph = decisions.static_graph(config, split.accumulation)
-    plan, checks = builder.start(request, machine, torch, device, environ)
+    begun, checks = builder.start(request, machine, torch, device, environ)
     checks += _checks(request, machine, torch, device.value, room, decided.load)
     checks += preflight.compile_works(torch, device.value, request) if compiled.value else []
     builder.refuse_errors(request, checks)
 
     if own_gpu and device.value == "cuda":
         why = f"gpu_ids of {request.config_file}, which count for a single process"
-        plan["variables"] = [v for v in plan["variables"] if v["name"] != gpus.VISIBLE]
-        plan["variables"].append(env_vars.Variable(gpus.VISIBLE, own_gpu, why, "set here").record())
-    plan |= {
+        begun["variables"] = [v for v in begun["variables"] if v["name"] != gpus.VISIBLE]
+        begun["variables"].append(env_vars.Variable(gpus.VISIBLE, own_gpu, why, "set here").record())
+    plan: Plan = {
+        **begun,
         "config_file": request.config_name(),
         "login_file": request.login_file(),
         "task": request.kind.record(request.options),
@@ -53,7 +57,7 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         "precision": precision.record(),
         "compile": compiled.record(),
         "static_graph": static_graph.record(),
-        "batch": asdict(split),
+        "batch": split.record(),
         **decided.fields,
     }
     plan["notes"] += [
@@ -97,7 +101,7 @@ def _decide(request: Request, device: str, precision: decisions.Decision, compil
     return Decided(request.batch, lines, resume_checks.check_task(request) if request.resume_from else [])
 
 
-def _amount(data: dict[str, int]) -> str:
+def _amount(data: CorpusRecord) -> str:
     return f"{units.plural(data['files'], 'file')}, {units.size(data['bytes'])}"
 
 

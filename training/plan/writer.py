@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from training.core import log as console
 from training.core import rundir, standing
@@ -17,8 +17,10 @@ from training.core.project import ROOT
 from training.plan import preflight
 from training.plan.request import LaunchRequest
 
-Plan = dict[str, Any]
-Ask = Callable[[Plan, float], tuple[str, str]]  # plan, seconds → name and launch of the first node's run (training.launcher.rendezvous)
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+
+Ask = Callable[["Plan", float], tuple[str, str]]  # plan, seconds → name and launch of the first node's run (training.launcher.rendezvous)
 
 
 def write(plan: Plan, checks: list[preflight.Check], request: LaunchRequest, ask: Ask) -> rundir.RunDir:

@@ -17,6 +17,7 @@ from training.tasks import custom
 if TYPE_CHECKING:
     import torch
 
+    from training.core.contracts.plan import Plan, TaskRecord
     from training.data.prepare import PreparedCorpus
     from training.tasks.base import Task
 
@@ -57,7 +58,7 @@ class TaskSpec:
         """Every field that a command line or a config may set."""
         return FIELDS if self.name == GPT else {n: f for n, f in FIELDS.items() if shared(n)} | dict(self.own)
 
-    def record(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def record(self, options: Mapping[str, Any]) -> TaskRecord:
         """For the plan."""
         return {"name": self.name, "unit": self.unit, "file": str(self.file) if self.file else None, "options": dict(options)}
 
@@ -81,7 +82,7 @@ def everything() -> Known:
     return dict(FIELDS) | dict(find(VIDEO, "")[0].own)
 
 
-def task_of(plan: Mapping[str, Any]) -> dict[str, Any]:
+def task_of(plan: Plan) -> TaskRecord:
     """A plan's task; one that was made before there were several is a GPT's."""
     return plan.get("task") or TaskSpec(GPT, {}).record({})
 
@@ -110,7 +111,7 @@ def sentences(kind: TaskSpec, options: Mapping[str, Any]) -> list[str]:
     return [folders.sentence(VideoOptions(**options))]
 
 
-def make(plan: Mapping[str, Any], device: torch.device, data: PreparedCorpus | None) -> Task:
+def make(plan: Plan, device: torch.device, data: PreparedCorpus | None) -> Task:
     """The planned task on this rank, with torch. `data`: of a task that reads text."""
     config, task = Config(**plan["config"]), task_of(plan)
     if data is not None:
@@ -123,9 +124,10 @@ def make(plan: Mapping[str, Any], device: torch.device, data: PreparedCorpus | N
         from training.tasks.video_restoration.task import VideoRestoration
 
         return VideoRestoration(VideoOptions(**task["options"]), config, device)
+    assert task["file"], "a task without a module here is a user's own file"
     return custom.load(Path(task["file"]), task["options"], config, device)
 
 
-def reads_text(plan: Mapping[str, Any]) -> bool:
+def reads_text(plan: Plan) -> bool:
     """Is there text to be prepared before the ranks train?"""
     return bool(task_of(plan)["name"] == GPT)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,6 +20,9 @@ from training.core import heartbeat, units
 from training.data.batch_dataset import BatchDataset
 from training.data.permutation import Ints, mix
 from training.tasks import optim
+
+if TYPE_CHECKING:
+    from training.core.contracts.run_files import ManifestRecord
 
 
 class Task(ABC):
@@ -121,11 +124,11 @@ class Task(ABC):
         """Why so many validation samples are not enough, for people; or nothing."""
         return "" if count else "no validation: its data is empty"
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> ManifestRecord:
         """What a checkpoint says of the model ("shape") and its data ("data"), beside the weights."""
         return {}
 
-    def same_data(self, saved: Mapping[str, Any]) -> bool:
+    def same_data(self, saved: ManifestRecord) -> bool:
         """Was the checkpoint with these facts trained on the data that there is now?"""
         return bool(saved["data"] == self.facts().get("data", saved["data"]))
 

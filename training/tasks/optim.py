@@ -11,7 +11,7 @@ from training.config.schema import Config
 MOMENTUM = (0.85, 0.95)  # Muon's, at the first step and from step MOMENTUM_STEPS on
 MOMENTUM_STEPS = 300
 
-Group = dict[str, Any]
+Group = dict[str, Any]  # of parameters, as torch has them
 
 
 class Optimizers:
@@ -50,11 +50,11 @@ class Optimizers:
             if hasattr(part, "consolidate_state_dict"):
                 part.consolidate_state_dict()
 
-    def state_dict(self) -> list[dict[str, Any]]:
+    def state_dict(self) -> list[Group]:
         """Moments of all parameters, the same for every number of ranks. On rank 0, after gather()."""
         return [part.state_dict() for part in self.parts]
 
-    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+    def load_state_dict(self, states: list[Group]) -> None:
         """Moments only: rates and decay are the configuration's, which a resumed run may have changed."""
         for part, state in zip(self.parts, states, strict=True):
             settings = [{name: value for name, value in group.items() if name != "params"} for group in part.param_groups]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from training.config.batch import Batch
 from training.config.loader import Values
@@ -12,6 +12,9 @@ from training.config.schema import Config
 from training.core import rundir
 from training.data.corpus import CorpusSource
 from training.tasks.gpt.memory import StepWorkload
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import TaskFields
 
 
 class PlanRequest(Protocol):
@@ -32,6 +35,6 @@ class Decided:
     batch: Batch
     text: list[str]
     notes: list[str] = field(default_factory=list)
-    fields: dict[str, Any] = field(default_factory=dict)
+    fields: TaskFields = field(default_factory=lambda: cast("TaskFields", {}))
     shape: dict[str, int] = field(default_factory=dict)  # of the model, as its checkpoints tell it; empty: not known before they are read
     load: StepWorkload | None = None

@@ -14,21 +14,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from training.core import heartbeat, log, manifest, units
 from training.core.errors import Problem, RunStopped
 from training.trainer import checkpoint
-from training.trainer.checkpoint import TrainProgress
+from training.trainer.checkpoint import TensorTree, TrainProgress
+
+if TYPE_CHECKING:
+    from training.core.contracts.run_files import ManifestRecord
 
 PHASE = "checkpoint"  # of the heartbeat
 POLL_S = 0.1
 SAY_AFTER_S = 2.0
 LEAVE_S = 10.0  # after a failure: as long may the last checkpoint take that was begun before it
-
-State = dict[str, Any]
 
 
 class AsyncCheckpointer:
@@ -44,7 +45,7 @@ class AsyncCheckpointer:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._missed: int | None = None  # the step of the last save, which failed
-        self._copy: State = {}  # its memory is used again by the next save
+        self._copy: TensorTree = {}  # its memory is used again by the next save
 
     def __enter__(self) -> AsyncCheckpointer:
         checkpoint.remove_leftovers(self.folder)
@@ -56,7 +57,7 @@ class AsyncCheckpointer:
         elif self._thread is not None:
             self._thread.join(LEAVE_S)
 
-    def save(self, position: TrainProgress, state: State, facts: dict[str, Any], *, required: bool) -> None:
+    def save(self, position: TrainProgress, state: TensorTree, facts: ManifestRecord, *, required: bool) -> None:
         """Returns when the state is copied; when `required`, or when the save before it failed, after it is on the disk.
 
         A full disk does not end the training at once, the next save may succeed: `on_warning` tells it. Raises OSError when `required`,
@@ -71,7 +72,7 @@ class AsyncCheckpointer:
         if required or self._missed is not None:
             self._finish()
 
-    def _write(self, position: TrainProgress, facts: dict[str, Any], required: bool) -> None:
+    def _write(self, position: TrainProgress, facts: ManifestRecord, required: bool) -> None:
         try:
             path = checkpoint.save(self.folder, position, self._copy, facts, self._moved)
             self._missed = None

@@ -18,16 +18,21 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import torch
 
 from training.core import manifest
 from training.core.errors import Problem, UserError
 
+if TYPE_CHECKING:
+    from training.core.contracts.run_files import ManifestRecord
+
 TEMPORARY = ".writing-"
 CHUNK = 1 << 20
 SYNCED = 1 << 28  # bytes between two words of the disk: all of a large model at once can take longer than a save may be silent
+
+TensorTree = dict[str, Any]  # what torch.save() takes: tensors, numbers and texts in dicts and lists
 
 
 @dataclass(frozen=True)
@@ -40,12 +45,15 @@ class TrainProgress:
     used: int = 0
     tokens: int = 0
 
+    def record(self) -> ManifestRecord:
+        return cast("ManifestRecord", asdict(self))
+
 
 @dataclass
 class LoadedCheckpoint:
     position: TrainProgress
-    state: dict[str, Any]
-    manifest: dict[str, Any]
+    state: TensorTree
+    manifest: ManifestRecord
     path: Path
     skipped: list[str]  # damaged newer checkpoints, with what is wrong
 
@@ -82,9 +90,7 @@ class _Hashed(io.RawIOBase):
             raise
 
 
-def save(
-    folder: Path, position: TrainProgress, state: dict[str, Any], facts: dict[str, Any], moved: Callable[[], None] = lambda: None
-) -> Path:
+def save(folder: Path, position: TrainProgress, state: TensorTree, facts: ManifestRecord, moved: Callable[[], None] = lambda: None) -> Path:
     """Write a checkpoint and read it back. `moved()` is called for each piece that is written or read.
 
     Raises OSError; then nothing of it is left, and the earlier checkpoints are untouched.
@@ -104,7 +110,7 @@ def save(
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # the check shall read the disk, not the cache
         checksum = hashed.digest.hexdigest()
-        manifest.write(work, {**asdict(position), **facts, "bytes": hashed.bytes, "sha256": checksum})
+        manifest.write(work, {**position.record(), **facts, "bytes": hashed.bytes, "sha256": checksum})
         if _sha256(work / "state.pt", moved) != checksum:
             raise OSError(f"the disk does not give back what was written to {work / 'state.pt'}")
         os.chmod(work, 0o755)
@@ -187,7 +193,7 @@ def latest(folder: Path) -> LoadedCheckpoint | None:
     return None
 
 
-def _wrong(state: Path, facts: dict[str, Any]) -> str:
+def _wrong(state: Path, facts: ManifestRecord) -> str:
     """What is wrong with the state of a checkpoint, or nothing."""
     try:
         size = state.stat().st_size

@@ -8,10 +8,13 @@ import os
 import sys
 import time
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training.core import heartbeat, rundir
 from training.core.errors import RANK_DISK_FULL, RANK_FAILED, RunStopped
+
+if TYPE_CHECKING:
+    from training.core.contracts.verdict import RankErrorRecord
 
 _reserved: list[int] = []
 
@@ -50,7 +53,7 @@ def note(run: rundir.RunDir, rank: int, error: RunStopped) -> None:
         rundir.write_json(run.rank_error(rank), {**_facts(run, rank, error.cause), "stopped": str(error)})
 
 
-def _facts(run: rundir.RunDir, rank: int, error: BaseException) -> dict[str, Any]:
+def _facts(run: rundir.RunDir, rank: int, error: BaseException) -> RankErrorRecord:
     disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     frames = traceback.extract_tb(error.__traceback__)
     ours = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith("<")] or list(frames)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 
-from training.core import heartbeat, metric_units, rundir
+from training.core import heartbeat, metric_units, run_reader, rundir
 from training.core.errors import Exit
 from training.inspector.distributed import World
 from training.trainer.checkpoint import TrainProgress
 from training.trainer.metrics_writer import MetricsWriter
 from training.trainer.train_state import TrainState
+
+if TYPE_CHECKING:
+    from training.core.contracts.metrics import Figures
+    from training.core.contracts.run_files import SummaryRecord
 
 
 def banner(world: World, session: TrainState, wandb: str) -> str:
@@ -42,11 +46,11 @@ def _hardware(device: torch.device) -> str:
     return f"{threads} thread{'s' if threads > 1 else ''} per rank"
 
 
-def write_summary(session: TrainState, recorder: MetricsWriter, position: TrainProgress, code: Exit, started: float) -> dict[str, Any]:
+def write_summary(session: TrainState, recorder: MetricsWriter, position: TrainProgress, code: Exit, started: float) -> SummaryRecord:
     """summary.json, and what stands in it: figures from the recorded metrics (all parts of a resumed run), and generated text."""
     recorder.flush()
-    steps: dict[int, dict[str, Any]] = {}
-    evals: dict[int, dict[str, Any]] = {}
+    steps: dict[int, Figures] = {}
+    evals: dict[int, Figures] = {}
     for record in rundir.read_records(session.run.metrics):
         if record["step"] > position.step:
             continue  # of a part that a resume has given up
@@ -55,35 +59,35 @@ def write_summary(session: TrainState, recorder: MetricsWriter, position: TrainP
     begin, end = metric_units.ends([record["loss"] for _, record in sorted(steps.items())])
     recent = [r for _, r in sorted(steps.items())][1:] or [first]  # the first step pays for warm-up
     text, unit = sample(session) if code == Exit.DONE else None, session.task.unit
-    summary = {
+    summary: SummaryRecord = {
         "status": "done" if code == Exit.DONE else "stopped",
         "exit_code": int(code),
         "time": time.time(),
         "seconds": time.time() - started,  # since begun_at
         "begun_at": session.position.step,
         "steps": position.step,
-        unit: position.tokens,
         "parameters": session.parameters,
         "loss_first": first["loss"],
         "loss_last": last["loss"],
         "loss_begin": begin,
         "loss_end": end,
-        "bytes_per_token": (rundir.read_json(session.run.data) or {}).get("bytes_per_token"),
-        **scores(evals),
-        f"{unit}_per_s": statistics.median(r[f"{unit}_per_s"] for r in recent),
+        "bytes_per_token": (run_reader.read_data(session.run.data) or {}).get("bytes_per_token"),
         "step_ms": statistics.median(r["step_ms"] for r in recent),
         "mfu": statistics.median(known) if (known := [r["mfu"] for r in recent if r.get("mfu") is not None]) else None,
         "memory_bytes": max((m for r in steps.values() for m in r.get("memory_bytes", ()) if m is not None), default=None),
         "checkpoint": f"step_{position.step:08d}",
         "sample": text,
     }
+    speed = f"{unit}{metric_units.PER_S}"
+    named: Figures = {unit: position.tokens, **scores(evals), speed: statistics.median(r[speed] for r in recent)}
+    summary = cast("SummaryRecord", {**summary, **named})
     rundir.write_json(session.run.summary, summary)
     session.run.forget_before(started)
     session.run.event("end", step=position.step, exit_code=int(code))
     return summary
 
 
-def scores(evals: dict[int, dict[str, Any]]) -> dict[str, float]:
+def scores(evals: dict[int, Figures]) -> dict[str, float]:
     """Each figure of the first and of the last validation: val_NAME_first, val_NAME_last."""
     ends = (("first", evals[min(evals)]), ("last", evals[max(evals)])) if evals else ()
     return {f"{name}_{end}": value for end, record in ends for name, value in record.items() if name.startswith("val_")}

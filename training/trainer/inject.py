@@ -6,15 +6,18 @@ import mmap
 import os
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.config.fault_spec import ATTEMPT, Spec, parse
 from training.config.fault_table import CREATING
 from training.core import heartbeat, log, rundir
 from training.trainer.faults import ACTS, FaultContext
 
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
 
-def arm(plan: Mapping[str, Any], run: rundir.RunDir, rank: int, environ: Mapping[str, str]) -> None:
+
+def arm(plan: Plan, run: rundir.RunDir, rank: int, environ: Mapping[str, str]) -> None:
     """Called when the rank's heartbeat has begun: it is replaced by one that lets the faults of this rank and this start happen."""
     attempt = int(environ.get(ATTEMPT, 1))
     specs = [s for s in parse(plan["config"].get("inject", ""), plan["ranks"])[0] if s.rank == rank and s.attempt in (None, attempt)]
@@ -25,7 +28,7 @@ def arm(plan: Mapping[str, Any], run: rundir.RunDir, rank: int, environ: Mapping
 class Armed(heartbeat.Heartbeat):
     """The heartbeat of a rank that faults wait for: they happen right after a phase was published."""
 
-    def __init__(self, run: rundir.RunDir, rank: int, plan: Mapping[str, Any], specs: list[Spec]) -> None:
+    def __init__(self, run: rundir.RunDir, rank: int, plan: Plan, specs: list[Spec]) -> None:
         super().__init__(run.heartbeat(rank), rank)
         self._run, self._plan, self._seen = run, plan, dict.fromkeys(specs, 0)
         # Seen by data-loader workers too, which were forked earlier: the epoch.

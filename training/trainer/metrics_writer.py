@@ -7,21 +7,26 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.config.schema import Config
-from training.core import log, rundir
+from training.core import log, run_reader, rundir
 from training.host import packages
 from training.host.wandb_login import wandb_mode
 from training.trainer import tracking
-from training.trainer.tracking import End, Record, Tracker, Trackers
+from training.trainer.tracking import End, Tracker, Trackers
+
+if TYPE_CHECKING:
+    from training.core.contracts.metrics import Figures
+    from training.core.contracts.plan import Plan
+    from training.core.contracts.run_files import SummaryRecord
 
 AFTER_A_START = ("failure", "restart")  # events that a tracker is told of at the next one
 
 _current: MetricsWriter | None = None
 
 
-def login(plan: Mapping[str, Any]) -> str | None:
+def login(plan: Plan) -> str | None:
     """The key for W&B of the run's option file; the environment's wins."""
     from training.tasks.video_restoration.kair import loader
 
@@ -52,8 +57,8 @@ class MetricsWriter:
         self._trackers = Trackers(makers)
         _current = self
 
-    def write(self, record: Record) -> None:
-        record = {"time": time.time(), **record}
+    def write(self, figures: Figures) -> None:
+        record: Figures = {"time": time.time(), **figures}
         self._unwritten += (json.dumps(record) + "\n").encode()
         self.flush()
         self._trackers.write(record)
@@ -71,9 +76,9 @@ class MetricsWriter:
                 log.warning(f"{self._path} can not be written ({error.strerror}): records are kept in memory until there is room")
             self._disk_warned = True
 
-    def close(self, summary: dict[str, Any], code: int) -> None:
+    def close(self, summary: SummaryRecord, code: int) -> None:
         """Everything written, trackers told how it has ended, and closed or left behind."""
-        self._close(End(code, summary), tracking.CLOSE_S, tracking.STARTING_S)
+        self._close(End(code, dict(summary)), tracking.CLOSE_S, tracking.STARTING_S)
 
     def _close(self, end: End, limit_s: float, starting_s: float = 0.0) -> None:
         global _current
@@ -86,7 +91,7 @@ class MetricsWriter:
 def _since_the_last_start(run: rundir.RunDir) -> list[str]:
     """What has happened to the run between the start before this one and now."""
     found: list[str] = []
-    for event in rundir.read_records(run.events):
+    for event in run_reader.read_events(run.events):
         if event.get("event") == "start":
             found = []
         elif event.get("event") in AFTER_A_START:

@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training.config.batch import Batch
 from training.config.schema import Config
@@ -18,11 +18,14 @@ from training.data import corpus, duration, optional_deps, tokenizer
 from training.data.prepare import MERGING, PreparedCorpus, ensure
 from training.plan import resume_checks
 
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+
 CACHE = ROOT / "data"
 SAY_EVERY_S = 5.0
 
 
-def prepare(run: rundir.RunDir, plan: dict[str, Any], cache: Path = CACHE) -> PreparedCorpus:
+def prepare(run: rundir.RunDir, plan: Plan, cache: Path = CACHE) -> PreparedCorpus:
     """Prepare (or find) the data and publish it. Raises UserError; the failure is published too, so nobody waits."""
     config, batch = Config(**plan["config"]), Batch(**plan["batch"])
     try:

@@ -18,6 +18,7 @@ from training.inspector.distributed import exchange_texts
 from training.trainer.step_stats import NO_CHECKSUM, StepReport
 
 if TYPE_CHECKING:
+    from training.core.contracts.events import ShardReport
     from training.trainer.checkpoint import TrainProgress
     from training.trainer.train_state import TrainState
 
@@ -54,7 +55,7 @@ def prove_shards(session: TrainState, position: TrainProgress) -> None:
     world, batches = session.world, session.batches
     steps = min(session.steps_left(position), max(1, PROVEN_SEQUENCES // batches.step_sequences))
     own = batches.indices(position.epoch, position.used, steps=steps)
-    report = {
+    report: ShardReport = {
         "rank": world.rank,
         "world_size": world.world_size,
         "dataset_sequences": len(batches.dataset),
@@ -66,7 +67,7 @@ def prove_shards(session: TrainState, position: TrainProgress) -> None:
     texts = exchange_texts(f"shards/{position.epoch}/{position.used}", json.dumps(report))
     if world.rank != 0:
         return
-    reports = [json.loads(text) for text in texts]
+    reports: list[ShardReport] = [json.loads(text) for text in texts]
     whole = batches.order(position.epoch).indices(position.used, position.used + steps * batches.step_sequences)
     wrong = [r["rank"] for r in reports if r["count"] * world.world_size != len(whole) or r["dataset_sequences"] != len(batches.dataset)]
     total = sum(r["digest"] for r in reports) % (1 << 64)
@@ -91,7 +92,7 @@ def prove_shards(session: TrainState, position: TrainProgress) -> None:
             )
 
 
-def _first_wrong(session: TrainState, position: TrainProgress, steps: int, reports: list[dict[str, int]]) -> int | None:
+def _first_wrong(session: TrainState, position: TrainProgress, steps: int, reports: list[ShardReport]) -> int | None:
     """The first rank whose digest is not that of the sequences it should take."""
     for r in reports:
         if r["digest"] != digest(session.batches.indices(position.epoch, position.used, r["rank"], steps)):

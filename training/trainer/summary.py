@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training import tasks
-from training.core import metric_units, rundir, units
+from training.core import metric_units, run_reader, rundir, units
 from training.core.next_command import next_command
 from training.plan.finished import longer
 
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+    from training.core.contracts.run_files import SummaryRecord
 
-def render(run: rundir.RunDir, plan: dict[str, Any]) -> str:
+
+def render(run: rundir.RunDir, plan: Plan) -> str:
     """What was trained, how well, a sample, where everything is, what to do next. Empty without a summary."""
-    s = rundir.read_json(run.summary)
+    s = run_reader.read_summary(run.summary)
     if s is None:
         return ""
     more = {} if s["status"] == "stopped" else longer(plan["config"], s["steps"])
@@ -23,8 +27,8 @@ def render(run: rundir.RunDir, plan: dict[str, Any]) -> str:
         f"Loss       {learnt(s)}",
         f"Speed      {_rate(s)}{s['step_ms']:.1f} ms per step{_use(s)} (medians)",
     ]
-    if s.get("sample"):
-        body = s["sample"].rstrip().splitlines()[:12]
+    if sample := s.get("sample"):
+        body = sample.rstrip().splitlines()[:12]
         lines += ["Sample", *(f"    │ {line[:100]}" for line in body)]
     lines += [
         f"Run        {run.path}",
@@ -37,19 +41,19 @@ def render(run: rundir.RunDir, plan: dict[str, Any]) -> str:
     return "\n".join(f"  {line}" for line in lines if line) + "\n"
 
 
-def _model(plan: dict[str, Any]) -> str:
+def _model(plan: Plan) -> str:
     name = tasks.task_of(plan)["name"]
     return f"GPT, depth {plan['config']['depth']}" if name == tasks.GPT else str(name)
 
 
-def trained(s: dict[str, Any], plan: dict[str, Any]) -> str:
+def trained(s: SummaryRecord, plan: Plan) -> str:
     unit, count, name = metric_units.counted(s), metric_units.so_far(s), metric_units.data(plan)
     amount = units.millions(count) if count is not None and unit == metric_units.TOKENS else units.count(count)
     of = f" of {name}" if name else ""
     return f"{units.plural(s['steps'], 'step')}, {amount} {unit}{of}{_when(s)}, {plan['ranks']} × {plan['device']['value']}"
 
 
-def learnt(s: dict[str, Any]) -> str:
+def learnt(s: SummaryRecord) -> str:
     """Loss and validation, in one unit."""
     if metric_units.counted(s) != metric_units.TOKENS:
         scores = ", ".join(metric_units.courses(s))
@@ -59,7 +63,7 @@ def learnt(s: dict[str, Any]) -> str:
     return f"{metric_units.course(s)}{validation}"
 
 
-def _when(s: dict[str, Any]) -> str:
+def _when(s: SummaryRecord) -> str:
     """How long; of a resumed run the time is that of its last part."""
     begun = s.get("begun_at", 0)
     if begun >= s["steps"]:
@@ -68,14 +72,15 @@ def _when(s: dict[str, Any]) -> str:
     return f"{part} in {_duration(s['seconds'])}"
 
 
-def _rate(s: dict[str, Any]) -> str:
+def _rate(s: SummaryRecord) -> str:
     rate = metric_units.speed(s)
     return f"{units.amount(rate)} {metric_units.counted(s)}/s, " if rate is not None else ""
 
 
-def _use(s: dict[str, Any]) -> str:
+def _use(s: SummaryRecord) -> str:
     """Where the peak of the GPU is known."""
-    return f", {100 * s['mfu']:.1f} % of the GPU's arithmetic (MFU)" if s.get("mfu") is not None else ""
+    mfu = s.get("mfu")
+    return f", {100 * mfu:.1f} % of the GPU's arithmetic (MFU)" if mfu is not None else ""
 
 
 def _contents(run: rundir.RunDir, checkpoint: str) -> str:
@@ -84,7 +89,7 @@ def _contents(run: rundir.RunDir, checkpoint: str) -> str:
     return ", ".join(f"{path.relative_to(run.path)}{slash}" for path, slash in parts.items() if path.exists())
 
 
-def _default_place(plan: dict[str, Any]) -> bool:
+def _default_place(plan: Plan) -> bool:
     return bool(plan["origins"]["out_dir"] == "default")
 
 

@@ -15,11 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from training.config.schema import Config
 from training.core import heartbeat, log, redact, rundir
 from training.core.errors import Exit
+
+if TYPE_CHECKING:
+    from training.core.contracts.metrics import Figures
 
 QUEUE_LENGTH = 10_000
 POLL_S = 0.2
@@ -27,24 +30,22 @@ CLOSE_S, FAILED_S = 10.0, 4.0  # at the end of a run; where other ranks may wait
 WANDB_INIT_S = 10.0  # unless WANDB_INIT_TIMEOUT says otherwise
 STARTING_S = 20.0  # more, for one that is still starting when a short run ends: W&B that tries the network, and then without it
 
-Record = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class End:
     """How this start of the training has ended, and what summary.json says of it."""
 
     code: int
-    summary: Record = field(default_factory=dict)
+    summary: Figures = field(default_factory=dict)
 
 
 class Tracker(Protocol):
-    def write(self, record: Record) -> None: ...
+    def write(self, record: Figures) -> None: ...
     def note(self, text: str, step: int) -> None: ...  # an event: a restart
     def close(self, end: End) -> None: ...
 
 
-def figures(record: Record) -> Iterator[tuple[str, float]]:
+def figures(record: Figures) -> Iterator[tuple[str, float]]:
     """Every number of a record by a name of its own; of a list, one number a rank, those of each rank: compute_ms/rank0."""
     for name, value in record.items():
         if isinstance(value, list):
@@ -63,7 +64,7 @@ class TensorBoard:
         again = first > 1 or any(run.tensorboard.glob("events*"))
         self.writer: Any = SummaryWriter(str(run.tensorboard), purge_step=first if again else None)  # type: ignore[no-untyped-call]
 
-    def write(self, record: Record) -> None:
+    def write(self, record: Figures) -> None:
         group = "eval" if any(name.startswith("val_") for name in record) else "train"
         for name, value in figures(record):
             self.writer.add_scalar(f"{group}/{name}", value, record["step"])
@@ -116,7 +117,7 @@ class WandB:
         self.run.define_metric("step", hidden=True)
         self.run.define_metric("*", step_metric="step")
 
-    def write(self, record: Record) -> None:
+    def write(self, record: Figures) -> None:
         self.run.log({**dict(figures(record)), "step": record["step"]})
 
     def note(self, text: str, step: int) -> None:
@@ -130,7 +131,7 @@ class WandB:
         self.wandb.teardown()  # its service: a rank that fails leaves without what Python does at an end
 
 
-def public(values: Mapping[str, Any]) -> Record:
+def public(values: Mapping[str, Any]) -> Figures:
     """The configuration for others' eyes."""
     shown = {name: value for name, value in values.items() if name != "notify"}
     return {name: redact.shown(name, value) if isinstance(value, str) else value for name, value in shown.items()}
@@ -159,7 +160,7 @@ class Trackers:
         self._told = False
         self._skip_from = float("inf")  # on the monotonic clock: what is still in the queue then is given up for a proper end
 
-    def write(self, record: Record) -> None:
+    def write(self, record: Figures) -> None:
         """Returns at once. The first record starts the thread: importing trackers takes a second that nobody should wait for."""
         if not self._makers:
             return

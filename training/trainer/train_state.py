@@ -7,7 +7,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -24,6 +24,10 @@ from training.tasks import optim
 from training.tasks.base import Task
 from training.trainer import checkpoint
 from training.trainer.async_checkpoint import PHASE, AsyncCheckpointer
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+    from training.core.contracts.run_files import ManifestRecord
 
 
 @dataclass
@@ -46,7 +50,7 @@ class TrainState:
     autocast: torch.autocast
     position: checkpoint.TrainProgress
     saver: AsyncCheckpointer
-    facts: dict[str, Any]  # of every checkpoint: what a resume compares
+    facts: ManifestRecord  # of every checkpoint: what a resume compares
 
     @property
     def parameters(self) -> int:
@@ -75,13 +79,13 @@ class TrainState:
         self.saver.save(position, state, self.facts, required=required)
 
 
-def begin(plan: dict[str, Any], run: rundir.RunDir, world: World, task: Task) -> TrainState:
+def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainState:
     """Build everything on this rank. The same seed on every rank; DDP copies rank 0's weights anyway."""
     config, batch = task.config, Batch(**plan["batch"])
     torch.manual_seed(config.seed)
     raw = task.model().to(world.device)
     optimizer = task.optimizers(raw)
-    facts: dict[str, Any] = {
+    facts: ManifestRecord = {
         "shape": {},
         "data": {},
         "tokenizer": None,
@@ -163,7 +167,7 @@ def _saver(run: rundir.RunDir, config: Config, resume: str) -> AsyncCheckpointer
     return AsyncCheckpointer(run.checkpoints, config.keep_checkpoints, saved, warned, resume)
 
 
-def _wrap(raw: torch.nn.Module, task: Task, plan: dict[str, Any], world: World) -> torch.nn.Module:
+def _wrap(raw: torch.nn.Module, task: Task, plan: Plan, world: World) -> torch.nn.Module:
     if plan["compile"]["value"]:
         task.compile(raw)
         if world.rank == 0:
@@ -197,7 +201,7 @@ def _settle_buckets(
             buffer.copy_(before)
 
 
-def _buffers(raw: torch.nn.Module) -> dict[str, Any]:
+def _buffers(raw: torch.nn.Module) -> dict[str, bool]:
     """Rank 0's buffers go to all where they are state that a step changes (batch norm); constants stay. torch 2.13 renamed the argument
     and warns about the old name."""
     names = inspect.signature(DistributedDataParallel.__init__).parameters

@@ -11,18 +11,17 @@ import signal
 import time
 from contextlib import nullcontext
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from training.core import heartbeat, log, rundir
+from training.core import heartbeat, log, run_reader, rundir
 from training.core.errors import Exit, UserError
 from training.host import allocator, process
 from training.trainer import flight_recorder_server
 
 if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
     from training.data.prepare import PreparedCorpus
     from training.inspector.distributed import World
-
-Plan = dict[str, Any]
 
 
 class PostRunHook(Protocol):
@@ -151,7 +150,8 @@ def _prepare_alone(run: rundir.RunDir, plan: Plan) -> PreparedCorpus:
 
 
 def planned(run: rundir.RunDir) -> Plan:
-    plan = rundir.read_json(run.plan)
+    """Raises FileNotFoundError, and UserError for the plan of a later version."""
+    plan = run_reader.read_plan(run.plan)
     if plan is None:
         raise FileNotFoundError(f"{run.plan} is missing or damaged")
     return plan

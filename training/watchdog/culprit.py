@@ -3,12 +3,17 @@ behind, who does not stand where ranks wait for each other. Where none of it tel
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from training.core import phases
 from training.watchdog.hang_report import BLOCKED, DESYNC, HANG, STOPPED, HangFinding
 from training.watchdog.probes import flight_recorder
 from training.watchdog.probes.flight_recorder import Call
 from training.watchdog.probes.snapshot import ProcessActivity, RankSnapshot
 from training.watchdog.probes.stacks import Frame, Stack, own, waits_for_worker
+
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import HangKind
 
 SPINNING = 0.8  # CPU share from which a main thread that gets nowhere is said to spin
 READING_BYTES = 1 << 16  # moved between the looks: slow storage, not a standstill
@@ -71,7 +76,7 @@ def _fewest_calls(everything: list[RankSnapshot], calls: dict[int, list[Call]]) 
     return _alone(fewest)
 
 
-def _finding(kind: str, guilty: RankSnapshot | None, everything: list[RankSnapshot], how: str) -> HangFinding:
+def _finding(kind: HangKind, guilty: RankSnapshot | None, everything: list[RankSnapshot], how: str) -> HangFinding:
     others = {e.rank: _stands(e) for e in everything if e is not guilty}
     if guilty is None:
         return HangFinding(kind, None, None, how, others, _stacks(everything), min(e.beat.age_s for e in everything))

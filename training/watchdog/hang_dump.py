@@ -5,16 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from training.core import log, rundir
 from training.watchdog.hang_report import HangFinding
+
+if TYPE_CHECKING:
+    from training.core.contracts.verdict import VerdictRecord
 
 
 def keep(run: rundir.RunDir, found: HangFinding, texts: Mapping[int, str]) -> HangFinding:
     """`texts`: rank → what was seen of it. A full disk is said; the finding counts all the same."""
     folder = run.hangs / time.strftime("%Y%m%d_%H%M%S")
-    told = {"kind": found.kind, "rank": found.rank, "where": found.where, "phase": found.phase, "text": found.sentence()}
-    facts = told | {"since_s": found.since_s, "waiting": {str(rank): place for rank, place in found.waiting.items()}}
+    facts: VerdictRecord = {
+        "kind": found.kind,
+        "rank": found.rank,
+        "where": found.where,
+        "phase": found.phase,
+        "text": found.sentence(),
+        "since_s": found.since_s,
+        "waiting": {str(rank): place for rank, place in found.waiting.items()},
+    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for rank, text in texts.items():

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 from training.watchdog.probes.stacks import Stack
 
-HANG, STOPPED, BLOCKED, DESYNC, UNEVEN = "hang", "stopped", "blocked", "desync", "uneven"
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import HangKind
+
+HANG: Final = "hang"
+STOPPED: Final = "stopped"
+BLOCKED: Final = "blocked"
+DESYNC: Final = "desync"
+UNEVEN: Final = "uneven"
 # Why there is no finding (NoFinding.code).
 BLIND, QUIET, PAUSED, LOOPS = "no_stack", "quiet", "paused", "loops"
 WORKS, ADVANCES, ELSEWHERE, SINGLE = "works", "collectives_advance", "elsewhere", "single_rank"
@@ -28,7 +36,7 @@ class NoFinding:
 class HangFinding:
     """`rank` is None where nobody can be blamed."""
 
-    kind: str
+    kind: HangKind
     rank: int | None
     where: str | None  # file:line of the guilty rank's own code
     how: str  # what the rank does, or what is wrong between the ranks

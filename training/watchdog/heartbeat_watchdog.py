@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training.core import heartbeat, log, phase_timeouts, phases, rundir
 from training.core.heartbeat import HeartbeatRecord
@@ -17,6 +17,9 @@ from training.watchdog.probes import procfs, snapshot
 from training.watchdog.probes.procfs import Process
 from training.watchdog.probes.sampling import IDLE_BYTES, IDLE_FAULTS, IDLE_SHARE
 from training.watchdog.starved import Starved, queued
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
 
 STOPPED_S = 2.0  # a process that is stopped for so long is told
 ROLL_S = 10.0
@@ -38,7 +41,7 @@ def elsewhere_s(floor_s: float) -> float:
 class HeartbeatWatchdog:
     """Of one start; `look()` is called a few times a second. Without `acts` it says nothing and writes nothing."""
 
-    def __init__(self, run: rundir.RunDir, plan: Mapping[str, Any], ranks: range, *, acts: bool = True) -> None:
+    def __init__(self, run: rundir.RunDir, plan: Plan, ranks: range, *, acts: bool = True) -> None:
         self.run, self.ranks, self._acts = run, ranks, acts
         self.others_elsewhere = len(ranks) < plan["ranks"]
         self.floor_s = float(plan["config"]["hang_timeout"])
@@ -180,12 +183,12 @@ class HeartbeatWatchdog:
                 f"rank {', '.join(str(b.rank) for b in there)} waits for rank {', '.join(map(str, missing))}: {shown}",
             )
 
-    def _say(self, code: str, text: str, **facts: Any) -> None:
+    def _say(self, code: str, text: str) -> None:
         key = _SECONDS.sub("", text)
         if self._acts and key not in self._said:
             self._said.add(key)
             log.warning(text)
-            self.run.event("warning", code=code, text=text, **facts)
+            self.run.event("warning", code=code, text=text)
 
     def _examine(
         self, beats: list[HeartbeatRecord], pids: Mapping[int, int], overdue: list[HeartbeatRecord], stopped: int | None
@@ -232,7 +235,7 @@ class HeartbeatWatchdog:
         return reading.beat.age_s < READING_TIMES * self.budget_s(reading.beat)
 
 
-def look_once(run: rundir.RunDir, plan: Mapping[str, Any], pids: Mapping[int, int], floor_s: float) -> HangFinding | None:
+def look_once(run: rundir.RunDir, plan: Plan, pids: Mapping[int, int], floor_s: float) -> HangFinding | None:
     """For one who comes later and changes nothing: a rank that is overdue by `floor_s`, and what keeps it there."""
     watch = HeartbeatWatchdog(
         run, {**plan, "config": {**plan["config"], "hang_timeout": floor_s}}, range(min(pids), max(pids) + 1), acts=False

@@ -6,15 +6,20 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from training.core import exit_status, rundir
+from training.core import exit_status, run_reader, rundir
 from training.core.tail import tail
 from training.diagnose import exception_cause
 from training.host.gpus import one_line
 from training.watchdog.hang_report import DESYNC
 from training.watchdog.probes import flight_recorder, stacks
 
-DIED, ERROR = "died", "error"  # by a signal or with a status; by an exception that it could tell
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import ExitKind
+
+DIED: Final = "died"  # by a signal or with a status
+ERROR: Final = "error"  # by an exception that it could tell
 LINES = 40
 # gloo aborts a rank that gets data of another collective than it is in.
 MIXED_UP = re.compile(r"op\.preamble\.\S+ \S+ \S+ (\d+) vs (\d+)")
@@ -24,7 +29,7 @@ MIXED_UP = re.compile(r"op\.preamble\.\S+ \S+ \S+ (\d+) vs (\d+)")
 class RankExit:
     """`rank` is the guilty one: what another rank did can be noticed by this one. None where it can not be told."""
 
-    kind: str
+    kind: ExitKind
     rank: int | None
     where: str | None  # file:line
     how: str
@@ -39,7 +44,7 @@ def left_before(run: rundir.RunDir, rank: int, gone: Sequence[tuple[int | None, 
     itself, but here it is where the failure begins. `gone`: the ends so far, in the order in which they happened."""
     left = [other for other, status in gone if other is not None and status == 0]
     ends = {int(p.stem[4:]): float(facts["time"]) for p in run.ranks.glob("rank*.ended") if (facts := rundir.read_json(p))}
-    errors = {int(e["rank"]): e for p in run.ranks.glob("rank*.error.json") if (e := rundir.read_json(p))}
+    errors = {int(e["rank"]): e for p in run.ranks.glob("rank*.error.json") if (e := run_reader.read_rank_error(p))}
     if (error := errors.get(rank)) is not None:
         if not exception_cause.lost_peer(error) or any(
             e["time"] <= error["time"] and not exception_cause.lost_peer(e) for e in errors.values()
@@ -57,7 +62,7 @@ def left_before(run: rundir.RunDir, rank: int, gone: Sequence[tuple[int | None, 
 
 def explain(run: rundir.RunDir, rank: int, status: int, alive: Iterable[int], log_from: Mapping[Path, int]) -> RankExit:
     """`alive`: the ranks that are still there; `log_from`: log → where the words of this start begin."""
-    if error := rundir.read_json(run.rank_error(rank)):
+    if error := run_reader.read_rank_error(run.rank_error(rank)):
         if error["type"] == exception_cause.LEFT:
             return RankExit(DIED, rank, error["where"] or None, exception_cause.left(error))
         return RankExit(ERROR, error["guilty_rank"], error["where"], f"{error['type']}: {one_line(error['message'])[:200]}")

@@ -4,12 +4,16 @@ in any other case the answer says what speaks against it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from training.watchdog import hang_report
 from training.watchdog.hang_report import BLOCKED, HANG, STOPPED, UNEVEN, HangFinding, NoFinding
 from training.watchdog.probes import procfs, stacks
 from training.watchdog.probes.sampling import IDLE_SHARE, RankTrace, Sample, courses
 from training.watchdog.probes.stacks import Frame, Stack, in_collective, own, saves, waits_for_device, waits_for_worker
+
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import HangKind
 
 GPU = "the GPU"  # waited for, perhaps because it waits for others
 BURST = 20  # dumps in a row of a rank that may spin: all of them must be the same
@@ -174,7 +178,7 @@ def _at_worker(c: RankTrace) -> tuple[str, Frame | None]:
     return f"waits for its data-loader workers (pid {', '.join(map(str, pids)) or 'none is left'}), which do nothing", None
 
 
-def _finding(kind: str, guilty: RankTrace, how: str, seen: dict[int, RankTrace]) -> HangFinding:
+def _finding(kind: HangKind, guilty: RankTrace, how: str, seen: dict[int, RankTrace]) -> HangFinding:
     main = guilty.last.main
     frame = own(main.frames) if main else None
     if main and waits_for_worker(main):

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training.core import heartbeat, log, rundir
 from training.watchdog import discovery, hang_dump
@@ -17,6 +17,9 @@ from training.watchdog.heartbeat_watchdog import HeartbeatWatchdog
 from training.watchdog.probes import flight_recorder, procfs
 from training.watchdog.script_watchdog import ScriptWatch
 
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+
 OFF_S, ERRORS = 60.0, 5  # after an error of the watch, doubled each time; that many end it
 BELOW_S = 1.0  # between looks for the ranks of torchrun
 
@@ -24,7 +27,7 @@ BELOW_S = 1.0  # between looks for the ranks of torchrun
 class RanksWatch:
     """Of the ranks of one machine; `look()` is called a few times a second."""
 
-    def __init__(self, run: rundir.RunDir, plan: Mapping[str, Any], ranks: range, world_size: int) -> None:
+    def __init__(self, run: rundir.RunDir, plan: Plan, ranks: range, world_size: int) -> None:
         self.run, self.ranks = run, ranks
         self._ours = self._script = None
         self._errors, self._off_until = 0, 0.0

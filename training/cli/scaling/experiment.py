@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training import tasks
 from training.cli.scaling.options import COMMAND, ScalingOptions
@@ -20,6 +20,9 @@ from training.core.project import ROOT
 from training.host import env_vars, gpus
 from training.plan import training_plan as planner
 from training.plan.cli_args import QUICKSTART
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import DecisionName, Plan
 
 SCRIPT = "launch_train.sh"
 WARM_UP_STEPS = 5  # at the start of each run, not counted
@@ -41,7 +44,7 @@ FIXED: dict[str, str] = {
     "log_dir": "",
 }
 # What the plan would decide for each number of ranks anew (by free memory, by the GPUs that are there).
-PINNED = ("device", "precision", "compile", "device_batch_size", "activation_checkpointing", "loss_chunks")
+PINNED: tuple[DecisionName, ...] = ("device", "precision", "compile", "device_batch_size", "activation_checkpointing", "loss_chunks")
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ def prepare(options: ScalingOptions, environ: Mapping[str, str]) -> Experiment:
 
 
 def _experiment(
-    options: ScalingOptions, plan: dict[str, Any], config: str, args: list[str], ranks: tuple[int, ...], environ: Mapping[str, str]
+    options: ScalingOptions, plan: Plan, config: str, args: list[str], ranks: tuple[int, ...], environ: Mapping[str, str]
 ) -> Experiment:
     args = without(args, "total_batch_size")
     for name in PINNED:

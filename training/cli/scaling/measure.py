@@ -18,6 +18,7 @@ from pathlib import Path
 
 from training.cli.scaling.experiment import THREADS, WARM_UP_STEPS, Experiment
 from training.core.errors import Exit
+from training.core.run_reader import read_failure
 from training.core.rundir import RunDir, read_json, read_records
 from training.host import process
 
@@ -214,7 +215,7 @@ def what_happened(run: RunDir, console: Path) -> str:
     """The failure card of a run or, when it did not come so far, its own words."""
     from training.diagnose import card
 
-    record = read_json(run.failure)
+    record = read_failure(run.failure)
     if record:
         return card.of_run(record)
     lines = console.read_text(errors="replace").splitlines() if console.exists() else []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from training.cli.scaling import analysis
 from training.cli.scaling.analysis import ScalingReport, ScalingResult
 from training.cli.scaling.experiment import THREADS, WARM_UP_STEPS, Experiment
@@ -122,7 +120,7 @@ def notes(report: ScalingReport) -> list[str]:
     return out
 
 
-def record(report: ScalingReport) -> dict[str, Any]:
+def record(report: ScalingReport) -> dict[str, object]:
     """The report as JSON; a key says its unit, null is unknown."""
     e = report.experiment
     return {
@@ -147,7 +145,7 @@ def record(report: ScalingReport) -> dict[str, Any]:
     }
 
 
-def _row(r: ScalingResult) -> dict[str, Any]:
+def _row(r: ScalingResult) -> dict[str, object]:
     separated = r.machine_ms is not None and r.exchange_ms is not None
     return {
         "ranks": r.ranks,

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training.core.course import CURVE_POINTS, RATE_STEPS, SPEED_STEPS, median, percentile, thin
+from training.core.jsonl import Record
 from training.core.metric_units import BITS, EVALUATION, HIGHER_IS_BETTER, NATS, SPEEDS, TOKENS, score_unit
 from training.diagnose.log_parsers.line_parser import LogRecord
 from training.diagnose.log_parsers.metric_names import BAR, unit_of
+
+if TYPE_CHECKING:
+    from training.core.contracts.state import EvaluationState, LogTraining
 
 TOLD = ("time", "loss", "lr", "grad_norm", "step_ms", "mfu", *SPEEDS.values())
 KEPT = ("lr", "grad_norm", "tokens", "mfu", "memory_bytes")  # the last one that any line told
@@ -45,7 +49,7 @@ class LogAggregator:
         self.newest_offset = -1
         self._epoch_size = 1  # steps, as far as seen
         self._first_epoch = 1  # most count from 1; those that count from 0 show it
-        self._kept: dict[str, Any] = {}
+        self._kept: Record = {}  # the newest value of each figure
         self._sources: Counter[str] = Counter()
         self._rank, self._rank_has_loss = 0, False
         self._pending: LogRecord | None = None
@@ -194,9 +198,9 @@ class LogAggregator:
         steps = ((self._place(point.epoch, point.step), point.loss) for point in self._curve)
         return "step", thin([(step, loss) for step, loss in steps if step is not None], points)
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Record]:
         """What was told of each step and by each evaluation, as records of metrics.jsonl; `time` as the lines tell it."""
-        out = []
+        out: list[Record] = []
         for point in self._curve:
             if (step := self._place(point.epoch, point.step)) is not None:
                 told = {name: value for name in TOLD if (value := getattr(point.fact, name)) is not None}
@@ -236,7 +240,7 @@ class LogAggregator:
         pace, total, step = self.seconds_per_step(), self.total, self.last.step
         return None if pace is None or not total or step is None else max(0, total - step) * pace
 
-    def training(self) -> dict[str, Any]:
+    def training(self) -> LogTraining:
         times, bar = sorted(self._step_ms), self.last is not None and self.last.bar
         if not times and self.last is not None and len(self._times) > 1 and (pace := self.seconds_per_step()) is not None:
             times, bar = [1000 * pace], True
@@ -251,7 +255,8 @@ class LogAggregator:
             "tokens": self._kept.get("tokens"),
             "unit": next((unit for unit, key in SPEEDS.items() if self._speeds[key]), None) or (TOKENS if "tokens" in self._kept else None),
             "samples": None,
-            **{key: median(sorted(speeds)) for key, speeds in self._speeds.items()},
+            "tokens_per_s": median(sorted(self._speeds["tokens_per_s"])),
+            "samples_per_s": median(sorted(self._speeds["samples_per_s"])),
             "tokens_per_s_of": None if not self._told_tokens else "device" if self.source in PER_DEVICE else "run",
             "mfu": self._kept.get("mfu"),
             "memory_bytes": self._kept.get("memory_bytes"),
@@ -271,12 +276,12 @@ class LogAggregator:
     def _told_tokens(self) -> bool:
         return bool(self._speeds[SPEEDS[TOKENS]])
 
-    def _evaluation(self) -> dict[str, Any]:
+    def _evaluation(self) -> EvaluationState:
         """The figure that evaluations are compared by; the best one only where it is known which one that is."""
         evaluations = [*self._evaluations, *([(None, self._pending.scores)] if self._pending else [])]
         names = {name: None for _, scores in evaluations for name in scores}
         if not names:
-            return dict.fromkeys(("eval_name", "eval_unit", "eval_last", "eval_best", "eval_best_step"))
+            return {"eval_name": None, "eval_unit": None, "eval_last": None, "eval_best": None, "eval_best_step": None}
         name = min(names, key=lambda n: ("bpb" not in n, "psnr" not in n, not n.endswith("loss"), n))
         values = [(scores[name], step) for step, scores in evaluations if name in scores]
         finite = [pair for pair in values if math.isfinite(pair[0])]

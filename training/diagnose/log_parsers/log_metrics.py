@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from training.core.jsonl import Record
 from training.diagnose.log_parsers import line_parser, metric_names
 from training.diagnose.log_parsers.aggregator import LogAggregator
 from training.diagnose.log_parsers.log_tail import LogChunk, LogText
 from training.diagnose.log_parsers.metric_names import BAR
+
+if TYPE_CHECKING:
+    from training.core.contracts.state import CurveState, ProgressState, TrainingState
 
 NEAR = 5  # segments from the end of the log
 ZONE_S = 900.0  # time zones are apart by quarters of an hour
@@ -42,14 +46,14 @@ class LogMetrics:
         found = self.tally.source
         return found if found not in (None, BAR) else metric_names.source_around(self.text.start + "\n" + self.text.end) or found
 
-    def training(self) -> dict[str, Any]:
-        return self.tally.training() | {"last_step_unix_s": self._last_step}
+    def training(self) -> TrainingState:
+        return {**self.tally.training(), "last_step_unix_s": self._last_step}
 
-    def loss_curve(self, points: int) -> dict[str, Any]:
+    def loss_curve(self, points: int) -> CurveState:
         over, curve = self.tally.curve(points)
         return {"over": over, "points": [{"step": s, "loss": v} for s, v in curve]}
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Record]:
         """Of steps and evaluations, as in metrics.jsonl; with times where all lines tell them."""
         out = self.tally.records()
         times = [record.pop("time", None) for record in out if "loss" in record]
@@ -63,7 +67,7 @@ class LogMetrics:
             record["time"] = at - zone_s
         return out
 
-    def progress(self, *, running: bool) -> dict[str, Any]:
+    def progress(self, *, running: bool) -> ProgressState:
         tally, last = self.tally, self.tally.last
         step, total = (last.step, tally.total) if last else (None, tally.total)
         percent = last.percent if last else None

@@ -12,7 +12,8 @@ import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from training.core.jsonl import Record
 
 FOLDER = Path(__file__).parent
 CAUSES, KINDS = FOLDER / "causes.json", FOLDER / "kinds.json"
@@ -37,7 +38,7 @@ class LocalizedText:
     zh: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, raw: dict[str, Any] | None) -> LocalizedText:
+    def of(cls, raw: Record | None) -> LocalizedText:
         return cls(**{name: (text,) if isinstance(text, str) else tuple(text) for name, text in (raw or {}).items()})
 
     def in_language(self, language: str) -> tuple[str, ...]:
@@ -104,7 +105,7 @@ def kinds() -> dict[str, LocalizedText]:
     return {entry["id"]: LocalizedText.of(entry["advice"]) for entry in json.loads(KINDS.read_text(encoding="utf-8"))}
 
 
-def _signature(entry: dict[str, Any]) -> Signature:
+def _signature(entry: Record) -> Signature:
     return Signature(
         id=entry["id"],
         cause=entry["cause"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TypedDict
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,17 @@ from training.launcher.communication.stages import SMALL_BYTES
 PERIOD = 31
 ELEMENT_BYTES = 4
 SMALL_REPETITIONS, LARGE_REPETITIONS = 50, 5
-Wrong = dict[str, Any]
+
+
+class Wrong(TypedDict):
+    """What a collective has brought that it should not."""
+
+    collective: str
+    bytes: int
+    element: int  # the first that differs
+    got: float
+    expected: float
+    count: int  # of elements that differ
 
 
 def warm_up(world: World) -> None:

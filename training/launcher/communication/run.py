@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training.core import log
 from training.host import p2p_cache
@@ -12,10 +12,13 @@ from training.launcher.communication import analysis, runner, stages
 from training.launcher.communication.analysis import CommunicationFinding
 from training.launcher.communication.result import INTERFACE, P2P, AllReduceTimes, CommunicationResult, p2p_may_help
 
+if TYPE_CHECKING:
+    from training.core.contracts.plan import RanksPlan
+
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
-def run(plan: Mapping[str, Any], limit_s: float = stages.LIMIT_S, backend: str = "") -> CommunicationResult:
+def run(plan: RanksPlan, limit_s: float = stages.LIMIT_S, backend: str = "") -> CommunicationResult:
     """Test the ranks that this plan would start on this machine. Blocks; call it from the main thread, before torch is imported.
 
     Needs of the plan: local_ranks, device, variables and, to remember a verdict, gpus, driver and torch. `limit_s`: of each try;
@@ -57,7 +60,7 @@ def _figures(outcome: runner.CommunicationOutcome, size: int) -> AllReduceTimes:
 
 
 def _learn(
-    plan: Mapping[str, Any],
+    plan: RanksPlan,
     outcome: runner.CommunicationOutcome,
     finding: CommunicationFinding,
     backend: str,

@@ -14,9 +14,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from training.core import heartbeat, rundir
+from training.core.jsonl import Record
 from training.core.project import ROOT
 from training.core.tail import tail
 from training.host import process, topology
@@ -44,7 +44,7 @@ class CommunicationOutcome:
     since_s: dict[int, float] = field(default_factory=dict)  # how long it had been in that stage
     statuses: dict[int, int] = field(default_factory=dict)  # of ranks that ended by themselves, as in Popen.returncode; first death first
     died_at: dict[int, float] = field(default_factory=dict)  # monotonic
-    records: dict[int, dict[str, Any]] = field(default_factory=dict)  # what they left, see training.launcher.communication.worker
+    records: dict[int, Record] = field(default_factory=dict)  # what they left, see training.launcher.communication.worker
     output: dict[int, list[str]] = field(default_factory=dict)  # their last lines
     stacks: dict[int, list[str]] = field(default_factory=dict)  # of those that hung, innermost frame first
     stuck: dict[int, int] = field(default_factory=dict)  # rank → pid of those that could not be killed

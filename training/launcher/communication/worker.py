@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import traceback
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from training.core import heartbeat, rundir
 from training.host import program
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> NoReturn:
     os._exit(status)
 
 
-def _test(device: str, timeout_s: float) -> dict[str, Any]:
+def _test(device: str, timeout_s: float) -> dict[str, object]:
     """The record of a rank that came to the end, whatever data it got."""
     beat = heartbeat.current.beat
     beat(stages.IMPORT)

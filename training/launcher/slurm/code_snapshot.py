@@ -8,9 +8,12 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from training.tasks.video_restoration.kair import loader
+
+if TYPE_CHECKING:
+    from training.core.contracts.run_files import CodeRecord
 
 # Environments, results and prepared texts, folders or links to another disk, which git would take for code.
 NO_CODE = {".venv", ".tools", "experiments", "logs", "data"}
@@ -27,8 +30,8 @@ class Code:
     files: int
     left_out: list[str]  # too large to be code
 
-    def record(self) -> dict[str, Any]:
-        return asdict(self) | {"sentence": self.sentence()}
+    def record(self) -> CodeRecord:
+        return cast("CodeRecord", asdict(self) | {"sentence": self.sentence()})
 
     def sentence(self) -> str:
         if self.revision is None:

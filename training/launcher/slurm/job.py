@@ -7,13 +7,16 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training.core import log, manifest, rundir
 from training.core.errors import EXIT_MEANING, Exit
 from training.launcher.slurm import options
 from training.launcher.slurm.submission import LAUNCHER, FrozenJob
 from training.plan.cli_args import command
+
+if TYPE_CHECKING:
+    from training.core.contracts.run_files import JobStart
 
 LIMIT_S = 60  # for an answer of slurmctld, which may be busy
 LAST_NODE_S = 60  # between the end of the first node's supervisor and that of the last; its own limits are shorter
@@ -75,7 +78,7 @@ def end(frozen: FrozenJob, status: int, stopped: bool, environ: Mapping[str, str
     return code
 
 
-def run_exit_code(run: rundir.RunDir, start: dict[str, Any], status: int) -> Exit:
+def run_exit_code(run: rundir.RunDir, start: JobStart, status: int) -> Exit:
     """The exit code that the run itself has given. On several nodes srun tells the highest status of all, also of one that was
     killed when the others had ended: what the run has noted is more exact."""
     if status == 0:

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from training.config import flags
 from training.config.schema import FIELDS, of_the_run
@@ -27,6 +27,10 @@ from training.host import topology
 from training.launcher.slurm import code_snapshot, options
 from training.plan.cli_args import QUICKSTART, command
 from training.plan.request import Request, read
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import FrozenPlan
+    from training.core.contracts.run_files import JobRecord
 
 LAUNCHER = "launch_train.sh"
 LOG_NAME = "%x_%j.log"  # of the job: name and number
@@ -39,8 +43,8 @@ class FrozenJob:
         self.code, self.run = code, rundir.RunDir(code.parent)
         self.record, self.env, self.argv, self.step = (code.with_name(code.name + end) for end in (".json", ".env", ".argv", ".step"))
 
-    def facts(self) -> dict[str, Any]:
-        found = rundir.read_json(self.record)
+    def facts(self) -> JobRecord:
+        found = cast("JobRecord | None", rundir.read_json(self.record))
         if found is None:
             raise UserError(
                 Problem("slurm.submission_damaged", f"{self.record} is missing or damaged", "a job that submit_job.sh has prepared")
@@ -154,7 +158,7 @@ def _write(
         rundir.write_json(run.plan, _plan(frozen, request, line, nodes * ranks))
     rundir.write_bytes(frozen.env, nul([f"{name}={value}" for name, value in _environment(environ).items()]))
     rundir.write_bytes(frozen.argv, nul(sbatch(frozen, request, line)))
-    facts = {
+    facts: JobRecord = {
         "created": time.time(),
         "name": run.name if request.origins["out_dir"] == "default" else str(run.path),
         "typed": line.typed if job is None else options.as_typed(nodes, ranks, environ),
@@ -171,7 +175,7 @@ def _write(
     rundir.write_json(frozen.record, facts)  # the last: with it everything is there
 
 
-def _plan(frozen: FrozenJob, request: Request, line: options.SplitArgs, ranks: int) -> dict[str, Any]:
+def _plan(frozen: FrozenJob, request: Request, line: options.SplitArgs, ranks: int) -> FrozenPlan:
     """The configuration of a run that has not been planned yet: what depends on the machine comes when the job is there."""
     return {
         "created": time.time(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training.core.errors import Exit, UserError
 from training.core.jsonl import dig
@@ -15,9 +15,12 @@ from training.monitor.health import activity, gpu_placement, logs, progress_chec
 from training.monitor.health.activity import ActivityWindow
 from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, HealthCheck
 from training.monitor.health.target import Target
-from training.monitor.state import DIED, ENDED, FINISHED, RunWatch, State
+from training.monitor.state import DIED, ENDED, FINISHED, RunWatch
 from training.watchdog import stall_detector
 from training.watchdog.hang_report import LOOPS, QUIET, SHORT, HangFinding, NoFinding
+
+if TYPE_CHECKING:
+    from training.core.contracts.state import HealthRow, RunState
 
 YES, NO, CAN_NOT_TELL, HAS_ENDED = "yes", "no", "unknown", "ended"
 WORDS = {YES: "YES", NO: "NO", CAN_NOT_TELL: "CAN NOT TELL", HAS_ENDED: "IT HAS ENDED"}
@@ -34,10 +37,10 @@ class HealthReport:
     text: str
     code: Exit
     checks: list[HealthCheck] = field(default_factory=list)
-    ranks: list[dict[str, Any]] = field(default_factory=list)
+    ranks: list[HealthRow] = field(default_factory=list)
     target: Target | None = None
     run: RunDir | None = None
-    state: State | None = None
+    state: RunState | None = None
     looked_s: float = 0.0
 
     @property
@@ -108,7 +111,7 @@ def _look(found: Target, watch: RunWatch | None, shared: host_stats.Shared) -> H
     )
 
 
-def _went_on(before: State | None, after: State | None) -> bool:
+def _went_on(before: RunState | None, after: RunState | None) -> bool:
     first, last = (dig(state, "progress", "step") for state in (before, after))
     return first is not None and last is not None and last > first
 
@@ -125,7 +128,7 @@ def _at_processes(found: Target) -> tuple[ActivityWindow, HangFinding | NoFindin
     return seen, verdict
 
 
-def _judge(found: Target, checks: list[HealthCheck], state: State | None) -> tuple[str, str, Exit]:
+def _judge(found: Target, checks: list[HealthCheck], state: RunState | None) -> tuple[str, str, Exit]:
     by_name = {check.name: check for check in checks}
     bad = [by_name[name] for name in ORDER if name in by_name and by_name[name].status == BAD]
     bad += [check for check in checks if check.status == BAD and check not in bad]
@@ -147,14 +150,14 @@ def _names(checks: list[HealthCheck]) -> str:
     return ", ".join(check.name for check in checks if check.status == WARN)
 
 
-def _last_step(state: State | None) -> str:
+def _last_step(state: RunState | None) -> str:
     if state is None or state["training"]["last_step_unix_s"] is None or state["progress"]["step"] is None:
         return ""
     age = max(0.0, time.time() - state["training"]["last_step_unix_s"])
     return f" (step {state['progress']['step']}, {f'{age:.1f} s' if age < 10 else run_checks.duration(age)} ago)"
 
 
-def _ended(run: RunDir, state: State) -> HealthReport | None:
+def _ended(run: RunDir, state: RunState) -> HealthReport | None:
     """A run that goes on no more: how it stood at its end."""
     how = state["run"]["state"]
     if how not in ENDED:

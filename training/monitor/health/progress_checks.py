@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from training.core import phases
 from training.core.heartbeat import FINISHED, HeartbeatRecord, kind
+from training.core.run_reader import as_plan
 from training.monitor.health import activity
 from training.monitor.health.activity import ActivityWindow, RankActivity
 from training.monitor.health.check import BAD, OK, UNKNOWN, HealthCheck, alike, numbers, span
 from training.monitor.health.target import Target
-from training.monitor.state import State
 from training.watchdog import heartbeat_watchdog, stall_detector
 from training.watchdog.hang_report import BLIND, LOOPS, PAUSED, QUIET, HangFinding, NoFinding
 from training.watchdog.probes.sampling import IDLE_SHARE
 from training.watchdog.probes.stacks import own
+
+if TYPE_CHECKING:
+    from training.core.contracts.state import GpuState, RunState
 
 PROCESSES, STEPS = "processes", "steps"
 # A GPU that computes draws more than this share of its limit; one that spins in a collective has full use all the same.
@@ -49,7 +54,7 @@ def processes(target: Target, looked: ActivityWindow) -> HealthCheck:
     return HealthCheck(PROCESSES, OK, f"{len(target.pids)} of {target.world} by {target.said_by}: {shown}")
 
 
-def of_run(target: Target, looked: ActivityWindow, state: State) -> HealthCheck:
+def of_run(target: Target, looked: ActivityWindow, state: RunState) -> HealthCheck:
     """By the heartbeats: each rank publishes every phase that it enters."""
     motions = looked.motions
     if stopped := _stopped(motions):
@@ -68,7 +73,7 @@ def of_run(target: Target, looked: ActivityWindow, state: State) -> HealthCheck:
     return _without_a_step(here, looked.seconds, state)
 
 
-def _without_a_step(motions: dict[int, RankActivity], seconds: float, state: State) -> HealthCheck:
+def _without_a_step(motions: dict[int, RankActivity], seconds: float, state: RunState) -> HealthCheck:
     """Nobody is overdue, and not every rank has begun a step."""
     beats = {rank: m.after for rank, m in motions.items() if m.after}
     text = f"no further step of every rank in {seconds:.1f} s: {_phases(motions)}"
@@ -95,7 +100,9 @@ def _without_a_step(motions: dict[int, RankActivity], seconds: float, state: Sta
     return HealthCheck(STEPS, OK, f"within a step{lasts}: {_phases(motions)}; not overdue")
 
 
-def of_processes(looked: ActivityWindow, verdict: HangFinding | NoFinding, gpus: dict[int, State], *, logs_on: bool = False) -> HealthCheck:
+def of_processes(
+    looked: ActivityWindow, verdict: HangFinding | NoFinding, gpus: dict[int, GpuState], *, logs_on: bool = False
+) -> HealthCheck:
     """By stacks, CPU, I/O and collectives; `gpus`: the GPU of each rank; `logs_on`: its log tells of further steps."""
     motions = looked.motions
     if stopped := _stopped(motions):
@@ -141,7 +148,7 @@ def _overdue(target: Target) -> HangFinding | None:
     plan, run = target.plan, target.run
     if run is None or not target.pids or not {"compile", "config", "ranks"} <= set(plan):
         return None
-    return heartbeat_watchdog.look_once(run, plan, target.pids, activity.MORE_S)
+    return heartbeat_watchdog.look_once(run, as_plan(plan, run.plan), target.pids, activity.MORE_S)
 
 
 def _steps(m: RankActivity) -> str:
@@ -174,7 +181,7 @@ def _headline(found: HangFinding) -> str:
     return f"rank {found.rank}{doing} {found.how}{at}, since {found.since_s:.1f} s"
 
 
-def _work(m: RankActivity, gpu: State | None) -> str:
+def _work(m: RankActivity, gpu: GpuState | None) -> str:
     """What proves that this rank is at work; "" when nothing does."""
     c, found = m.course, []
     if m.calls and m.calls[1] > m.calls[0]:
@@ -210,7 +217,7 @@ def _no_work(m: RankActivity) -> str:
     return f"waits in {name}" if name else "shows no work" if m.course else "has ended"
 
 
-def _computes(gpu: State | None) -> bool:
+def _computes(gpu: GpuState | None) -> bool:
     """Power tells it: a kernel that waits for other ranks has full use too."""
     if gpu is None or not gpu["use_percent"] or not gpu["power_w"] or not gpu["power_limit_w"]:
         return False

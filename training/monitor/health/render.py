@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from training.monitor.health.check import BAD, OK, UNKNOWN, WARN
 from training.monitor.health.health import CAN_NOT_TELL, HAS_ENDED, NO, YES, HealthReport
-from training.monitor.health.rank_table import Row
 from training.monitor.health.run_checks import GIB
 from training.monitor.state import finite
 from training.monitor.term_text import STYLES, cells, clean
+
+if TYPE_CHECKING:
+    from training.core.contracts.state import HealthRecord, HealthRow
 
 SCHEMA_VERSION = 1
 MARKS = {OK: "ok", WARN: "warn", BAD: "bad", UNKNOWN: "?"}
@@ -30,10 +32,10 @@ def screen(report: HealthReport, *, colour: bool = False) -> list[str]:
     return [*lines, *_table(report)]
 
 
-def record(report: HealthReport) -> dict[str, Any]:
+def record(report: HealthReport) -> HealthRecord:
     """For --json. Units stand in the keys, null is not known."""
     target, run = report.target, report.run
-    value = {
+    value: HealthRecord = {
         "schema_version": SCHEMA_VERSION,
         "time_unix_s": time.time(),
         "answer": report.answer,
@@ -46,8 +48,7 @@ def record(report: HealthReport) -> dict[str, Any]:
         "checks": [{"name": c.name, "status": c.status, "text": c.text, "ranks": list(c.ranks)} for c in report.checks],
         "ranks": report.ranks,
     }
-    known: dict[str, Any] = finite(value)
-    return known
+    return cast("HealthRecord", finite(value))
 
 
 def _subject(report: HealthReport) -> list[str]:
@@ -70,7 +71,7 @@ def _table(report: HealthReport) -> list[str]:
         "GPU": [_text(r.get("gpu")) for r in rows],
         "state": [_text(r.get("state")) for r in rows],
         "step": [_step(r) for r in rows],
-        "CPU": ["" if r.get("cpu") is None else f"{100 * r['cpu']:.0f} %" for r in rows],
+        "CPU": ["" if (cpu := r.get("cpu")) is None else f"{100 * cpu:.0f} %" for r in rows],
         "compute": ["" if r.get("compute_ms_median") is None else f"{r['compute_ms_median']:.1f} ms" for r in rows],
         "memory": [_bytes(r.get("memory_bytes")) for r in rows],
         "GPU memory": [_bytes(r.get("gpu_memory_bytes")) for r in rows],
@@ -85,26 +86,26 @@ def _table(report: HealthReport) -> list[str]:
     return [*lines, f"  … and {left} more ranks (--json shows all)"] if left else lines
 
 
-def _chosen(report: HealthReport) -> list[Row]:
+def _chosen(report: HealthReport) -> list[HealthRow]:
     named = {rank for check in report.checks if check.status != OK for rank in check.ranks}
     first = sorted(report.ranks, key=lambda row: (row["rank"] not in named, row["rank"]))[:ROWS]
     return sorted(first, key=lambda row: row["rank"])
 
 
-def _step(row: Row) -> str:
+def _step(row: HealthRow) -> str:
     if row.get("step") is None:
         return ""
     return f"{row['step_before']} → {row['step']}" if row.get("step_before") not in (None, row["step"]) else str(row["step"])
 
 
-def _place(row: Row) -> str:
-    if row.get("phase"):
-        return clean(row["phase"]) + (f", for {row['phase_s']:.1f} s" if row.get("phase_s") is not None else "")
+def _place(row: HealthRow) -> str:
+    if phase := row.get("phase"):
+        return clean(phase) + (f", for {row['phase_s']:.1f} s" if row.get("phase_s") is not None else "")
     waits = f"waits in {row['waits_in']} " if row.get("waits_in") else ""
     return clean(f"{waits}{row.get('where') or ''}").strip()
 
 
-def _bytes(count: int | None) -> str:
+def _bytes(count: float | None) -> str:
     return "" if count is None else f"{count / GIB:.2f} GiB"
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
-from training.core import metric_units, rundir, units
+from training.core import metric_units, run_reader, units
 from training.core.jsonl import dig, items, text, whole
 from training.core.rundir import RunDir
 from training.monitor import alerts
 from training.monitor.health.activity import ActivityWindow
 from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, HealthCheck, alike, span
 from training.monitor.health.target import Target
-from training.monitor.state import State
+
+if TYPE_CHECKING:
+    from training.core.contracts.events import EventRecord
+    from training.core.contracts.state import RunState
 
 GIB = 1 << 30
 SHOWN = 3  # findings
@@ -21,20 +24,19 @@ STARTS, TELLING = ("start", "restart"), ("restart", "warning", "verdict")  # kin
 UNEVEN = 1.2  # times the memory of another rank
 LATE = 2  # so many usual distances between checkpoints without one get a word
 SEE = "not known from outside: see docs/inspection.md"
-Event = dict[str, Any]
 
 
-def events(run: RunDir) -> list[Event]:
+def events(run: RunDir) -> list[EventRecord]:
     """Those since the ranks were last started."""
-    found: list[Event] = []
-    for event in rundir.read_records(run.events):
+    found: list[EventRecord] = []
+    for event in run_reader.read_events(run.events):
         if event.get("event") in STARTS:
             found = [e for e in found[-1:] if e.get("event") == "restart"]
         found.append(event)
     return found
 
 
-def of_run(target: Target, looked: ActivityWindow, state: State, happened: list[Event]) -> list[HealthCheck]:
+def of_run(target: Target, looked: ActivityWindow, state: RunState, happened: list[EventRecord]) -> list[HealthCheck]:
     """The checks of a training of ours."""
     return [
         speed(state),
@@ -47,7 +49,7 @@ def of_run(target: Target, looked: ActivityWindow, state: State, happened: list[
     ]
 
 
-def of_script(before: State | None, after: State | None) -> list[HealthCheck]:
+def of_script(before: RunState | None, after: RunState | None) -> list[HealthCheck]:
     """Of a training that tells nothing of itself: what two looks at its log say."""
     checks = [HealthCheck("data", UNKNOWN, SEE), HealthCheck("parameters", UNKNOWN, SEE)]
     if before is None or after is None:
@@ -60,9 +62,9 @@ def of_script(before: State | None, after: State | None) -> list[HealthCheck]:
     return [*checks, loss(after)] if after["training"]["loss"] is not None else checks
 
 
-def speed(state: State) -> HealthCheck:
+def speed(state: RunState) -> HealthCheck:
     """What each rank needs for its own part of a step; the one that all wait for is named."""
-    own = {r["rank"]: r["compute_ms_median"] for r in state["ranks"] if r["compute_ms_median"] is not None}
+    own = {r["rank"]: median for r in state["ranks"] if (median := r["compute_ms_median"]) is not None}
     rate, step = metric_units.speed(state["training"]), state["training"]["step_ms_median"]
     if step is None:
         return HealthCheck("speed", UNKNOWN, "no step is recorded yet")
@@ -71,13 +73,15 @@ def speed(state: State) -> HealthCheck:
         whole_step += f", {format(rate, '.0f' if rate >= 100 else '.3g')} {state['training']['unit']}/s"
     slow = [alert for alert in state["alerts"] if alert["rank"] in own]
     if slow:
-        return HealthCheck("speed", WARN, f"{slow[0]['text']}; {whole_step}", tuple(alert["rank"] for alert in slow))
+        return HealthCheck(
+            "speed", WARN, f"{slow[0]['text']}; {whole_step}", tuple(rank for alert in slow if (rank := alert["rank"]) is not None)
+        )
     if not own:
         return HealthCheck("speed", UNKNOWN, f"{whole_step}; no rank's own part is recorded")
     return HealthCheck("speed", OK, f"{whole_step}; compute time of a rank {span(own.values(), 'ms', 1)}, nobody is slow")
 
 
-def data(target: Target, happened: list[Event]) -> HealthCheck:
+def data(target: Target, happened: list[EventRecord]) -> HealthCheck:
     """Each rank's share of the epoch, as the ranks have proven it to each other at its start."""
     event = next((e for e in reversed(happened) if e.get("event") == "shards"), None)
     reports = [r for r in items(dig(event, "ranks")) if isinstance(r, dict)]
@@ -102,7 +106,7 @@ def data(target: Target, happened: list[Event]) -> HealthCheck:
     return HealthCheck("data", OK, f"{whole_of}; disjoint and complete, proven for {proven} of them")
 
 
-def parameters(target: Target, looked: ActivityWindow, state: State, happened: list[Event]) -> HealthCheck:
+def parameters(target: Target, looked: ActivityWindow, state: RunState, happened: list[EventRecord]) -> HealthCheck:
     """The last step at which they were proven equal: had they not been, the run would have ended there."""
     every = whole(dig(target.plan, "config", "inspect_every"))
     if not every:
@@ -110,7 +114,7 @@ def parameters(target: Target, looked: ActivityWindow, state: State, happened: l
         return HealthCheck("parameters", WARN if every == 0 else UNKNOWN, text)
     begun = next((whole(e.get("step")) for e in happened if e.get("event") == "start"), None) or 0
     past = [m.after.step - 1 for m in looked.motions.values() if m.after and m.after.first_step]
-    done = max(state["progress"]["step"], min(past, default=0))
+    done = max(state["progress"]["step"] or 0, min(past, default=0))
     last = done - done % every or (1 if done else 0)
     if done <= begun or last <= begun:
         following = 1 if begun == 0 else begun + every - begun % every
@@ -118,7 +122,7 @@ def parameters(target: Target, looked: ActivityWindow, state: State, happened: l
     return HealthCheck("parameters", OK, f"equal on all ranks at step {last}, bit for bit; compared every {every} steps")
 
 
-def loss(state: State) -> HealthCheck:
+def loss(state: RunState) -> HealthCheck:
     """The loss of the last step, and that of every rank with it: a batch that is empty or a NaN ends a run of ours."""
     training, progress = state["training"], state["progress"]
     value = training["loss"]
@@ -134,8 +138,8 @@ def loss(state: State) -> HealthCheck:
     return HealthCheck("loss", OK, f"{units.decimal(value * factor)}{f' {unit}' if unit else ''} at step {progress['step']}, finite{more}")
 
 
-def memory(state: State) -> HealthCheck:
-    held = {r["rank"]: r["memory_bytes"] / GIB for r in state["ranks"] if r["memory_bytes"] is not None}
+def memory(state: RunState) -> HealthCheck:
+    held = {r["rank"]: size / GIB for r in state["ranks"] if (size := r["memory_bytes"]) is not None}
     system = [alert["text"] for alert in state["alerts"] if alert["code"] in alerts.CODES_OF_FULL]
     shown = f"{span(held.values(), 'GiB', 2)} for each rank" if held else "no rank's is recorded yet"
     if held and max(held.values()) > UNEVEN * min(held.values()):
@@ -145,9 +149,9 @@ def memory(state: State) -> HealthCheck:
     return HealthCheck("memory", OK if held else UNKNOWN, shown)
 
 
-def checkpoint(target: Target, state: State) -> HealthCheck:
+def checkpoint(target: Target, state: RunState) -> HealthCheck:
     """The newest one, and whether one is overdue."""
-    every, step, found = whole(dig(target.plan, "config", "save_every")), state["progress"]["step"], state["checkpoint"]
+    every, step, found = whole(dig(target.plan, "config", "save_every")), state["progress"]["step"] or 0, state["checkpoint"]
     how = "only at the end (--save_every=0)" if every == 0 else f"every {every} steps" if every else "how often is not known"
     if found is None:
         late = bool(every) and step > LATE * (every or 0)
@@ -158,7 +162,7 @@ def checkpoint(target: Target, state: State) -> HealthCheck:
     return HealthCheck("checkpoint", WARN if late else OK, f"step {found['step']}, {duration(age)} old{behind}; {how}")
 
 
-def findings(happened: list[Event]) -> list[HealthCheck]:
+def findings(happened: list[EventRecord]) -> list[HealthCheck]:
     """What was found from inside since the start, and the last word of the inspector (docs/inspection.md), where one is used."""
     told = [e for e in happened if e.get("event") in TELLING]
     checks = []
@@ -172,13 +176,13 @@ def findings(happened: list[Event]) -> list[HealthCheck]:
     return [*checks, HealthCheck("findings", WARN, f"{shown}{more}", tuple(sorted(ranks)))]
 
 
-def attention(state: State) -> list[HealthCheck]:
+def attention(state: RunState) -> list[HealthCheck]:
     """What else the monitor calls for: heat, disks, the clock. Strangers on a GPU are the check of the GPUs."""
     rest = [a["text"] for a in state["alerts"] if a["rank"] is None and a["code"] not in TOLD_ABOVE]
     return [HealthCheck("attention", WARN, "; ".join(rest))] if rest else []
 
 
-def _at(event: Event) -> str:
+def _at(event: EventRecord) -> str:
     step = whole(event.get("step"))
     return f" (step {step})" if step is not None and f"step {step}" not in str(event.get("text")) else ""
 

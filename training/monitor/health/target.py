@@ -7,11 +7,10 @@ import re
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from training.core import rundir
 from training.core.errors import Exit, Problem, UserError
-from training.core.jsonl import dig, items, read_object, text, whole
+from training.core.jsonl import Record, dig, items, read_object, text, whole
 from training.core.rundir import RunDir
 from training.monitor.health.options import COMMAND
 from training.watchdog import discovery
@@ -27,7 +26,7 @@ class Target:
     """What is looked at. `world` and `here`: so many ranks there should be, in all and on this machine; None: nobody says."""
 
     run: RunDir | None
-    plan: dict[str, Any]
+    plan: Record  # as its file has it
     pids: dict[int, int]  # rank → pid, of this machine
     world: int | None
     here: int | None
@@ -118,7 +117,7 @@ def _is_here(address: str) -> bool:
     return address in ("localhost", "::1", socket.gethostname()) or address.startswith("127.")
 
 
-def _own_plan(run: RunDir, pids: set[int]) -> dict[str, Any] | None:
+def _own_plan(run: RunDir, pids: set[int]) -> Record | None:
     """What this machine has decided itself: of several, each has a folder of its own."""
     for file in run.path.glob("node*/supervisor.json"):
         listed = {whole(dig(entry, "pid")) for entry in (rundir.read_json(file) or {}).get("ranks", [])}

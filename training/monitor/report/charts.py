@@ -58,6 +58,9 @@ class Series:
     marks: list[tuple[PointPosition, str]] = field(default_factory=list)  # of this series alone, in its colour
 
 
+VegaSpec = dict[str, Any]  # JSON of Vega-Lite, or a part of it: its own schema says what it may hold
+
+
 @dataclass
 class Chart:
     """A chart with its data. `columns`: name → values of all rows; `legend`: (name, colour) of each series."""
@@ -66,7 +69,7 @@ class Chart:
     title: str
     unit: str
     note: str
-    spec: dict[str, Any]
+    spec: VegaSpec
     columns: dict[str, list[Any]]
     legend: list[tuple[str, int]] = field(default_factory=list)
     wide: bool = True
@@ -75,7 +78,7 @@ class Chart:
     faint: tuple[int, ...] = ()  # series that are drawn thin
     hover: bool = False  # rows have series, step, time and tokens: the page shows what is below the mouse
 
-    def complete(self) -> dict[str, Any]:
+    def complete(self) -> VegaSpec:
         """The specification with the data that a picture needs."""
         keys = [key for key in self.columns if not self.hover or key not in OTHER_AXES]
         rows = zip(*(self.columns[key] for key in keys), strict=True)
@@ -140,30 +143,30 @@ def lines(
     names = [one.name for one in series]
     step_form = "~s" if max(columns["step"]) >= 10_000 else ",d"
     at = {"title": "step", "format": step_form, "tickMinStep": 1, "labelExpr": PLAIN_ZERO}
-    x: dict[str, Any] = {"field": "step", "type": "quantitative", "axis": at, "scale": {"nice": False, "zero": False}}
-    axis: dict[str, Any] = {"title": None, **({"format": form} if form else {}), **({"labelExpr": PLAIN_ZERO} if form == "~s" else {})}
-    scale: dict[str, Any] = {"zero": zero, "nice": True} | (
+    x: VegaSpec = {"field": "step", "type": "quantitative", "axis": at, "scale": {"nice": False, "zero": False}}
+    axis: VegaSpec = {"title": None, **({"format": form} if form else {}), **({"labelExpr": PLAIN_ZERO} if form == "~s" else {})}
+    scale: VegaSpec = {"zero": zero, "nice": True} | (
         {} if top is None else {"domainMax": top, "nice": False} | ({} if zero else {"padding": EDGE})
     )
     if values and min(values) == max(values) and not zero:  # an axis of one value has labels that are rounded to nothing
         around = EQUAL_SHARE * abs(values[0]) or 1.0
         scale = {"domain": [values[0] - around, values[0] + around], "zero": False, "nice": False}
     y = {"field": "y", "type": "quantitative", "axis": axis, "scale": scale}
-    paint: dict[str, Any] = {
+    paint: VegaSpec = {
         "field": "series",
         "type": "nominal",
         "scale": {"domain": list(range(len(series))), "range": [colour(s.colour) for s in series]},
         "legend": None,
     }
-    encoding: dict[str, Any] = {"x": x, "y": y, "color": paint}
+    encoding: VegaSpec = {"x": x, "y": y, "color": paint}
     if any(one.colour > COLOURS for one in series):
         encoding["strokeDash"] = {**paint, "scale": {**paint["scale"], "range": [dash(s.colour) for s in series]}}
-    layers: list[dict[str, Any]] = []
+    layers: list[VegaSpec] = []
     for style in (THIN, LINE, DOTS):
         members = [i for i, one in enumerate(series) if one.style == style]
         if not members:
             continue
-        mark: dict[str, Any] = {"type": "line", "strokeJoin": "round", "invalid": "break-paths-show-domains", "clip": True}
+        mark: VegaSpec = {"type": "line", "strokeJoin": "round", "invalid": "break-paths-show-domains", "clip": True}
         mark |= {"strokeWidth": 1, "strokeOpacity": 0.38} if style == THIN else {"strokeWidth": 1.8}
         if style == DOTS or max(len(series[i].points) for i in members) <= 1:
             mark["point"] = {"size": 28, "filled": True, "opacity": 1}
@@ -230,7 +233,7 @@ def spiky(curve: Curve) -> float | None:
     return 1.15 * usual if usual > 0 and curve.extent and curve.extent[1] > 2 * usual else None
 
 
-def zoom() -> dict[str, Any]:
+def zoom() -> VegaSpec:
     # The wheel alone scrolls the page, which a chart as wide as the page would otherwise stop.
     return {
         "name": "zoom",

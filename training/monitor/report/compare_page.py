@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from training.config.schema import of_the_run
 from training.core import metric_units
@@ -167,8 +166,8 @@ def _small(runs: Sequence[Run], names: Sequence[str]) -> list[Chart | None]:
     for key in sorted(keys, key=run_charts.order):
         title, unit = run_charts.titled(key)
         series = _each(runs, names, lambda run, key=key: run.metrics.curves.get(key), ends=key == "lr")  # type: ignore[misc]
-        facts: dict[str, Any] = {"form": run_charts.FORMS.get(key, ""), "log": key in run_charts.LOG, "calm": key in run_charts.LOG}
-        out.append(charts.lines(key, title, series, unit=unit, note="" if key == "lr" else SMOOTHED, named=False, **facts))
+        form, log, note = run_charts.FORMS.get(key, ""), key in run_charts.LOG, "" if key == "lr" else SMOOTHED
+        out.append(charts.lines(key, title, series, unit=unit, note=note, named=False, form=form, log=log, calm=log))
     return [*out, _memory(runs, names)]
 
 

@@ -44,7 +44,7 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]], **attributes
 
 
 def _cell(name: str, cell: object, **attributes: object) -> Html:
-    facts: dict[str, Any] = {**cell} if isinstance(cell, Mapping) else {"": cell}
+    facts: dict[str, object] = {**cell} if isinstance(cell, Mapping) else {"": cell}
     content = facts.pop("")
     return tag(name, content, **{**attributes, **facts})
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from training.core import rundir
 from training.core.jsonl import Record, number, read_object, text, whole
 from training.diagnose import exception_cause
 from training.monitor.report.series import clock
+
+if TYPE_CHECKING:
+    from training.core.contracts.verdict import ReportedError
 
 PAUSE_S = 5.0  # what is shorter is time like any other
 TRAINED, LAUNCHED = "trained", "launched"  # beside the kinds of events
@@ -33,7 +36,7 @@ def pauses(events: Iterable[Record], trained: Iterable[float], launched: float |
     return found
 
 
-def of_ranks(folder: rundir.RunDir, since: float) -> dict[str, Any] | None:
+def of_ranks(folder: rundir.RunDir, since: float) -> Record | None:
     """As failure.json would be: the first error that a rank of this start reported, of those that only lost another one last."""
     try:
         files = sorted(folder.ranks.glob("rank*.error.json"))
@@ -45,7 +48,7 @@ def of_ranks(folder: rundir.RunDir, since: float) -> dict[str, Any] | None:
     errors.sort(key=lambda e: (_is_victim(e), clock(e)))
     first, *others = errors
     return {
-        "cause": exception_cause.of_error({"message": "", **first}),
+        "cause": exception_cause.of_error(cast("ReportedError", {"message": "", **first})),
         "rank": whole(first.get("guilty_rank", first["rank"])),
         "summary": _said(first),
         "phase": text(first.get("phase")),
@@ -57,7 +60,7 @@ def of_ranks(folder: rundir.RunDir, since: float) -> dict[str, Any] | None:
 
 
 def _is_victim(error: Record) -> bool:
-    return exception_cause.is_victim({"message": "", **error})
+    return exception_cause.is_victim(cast("ReportedError", {"message": "", **error}))
 
 
 def _said(error: Record) -> str:

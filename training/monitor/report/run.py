@@ -8,7 +8,7 @@ import re
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training import tasks
 from training.core import heartbeat, metric_units, rundir, standing
@@ -18,6 +18,9 @@ from training.diagnose.log_parsers.log_metrics import ScriptFigures
 from training.monitor import state
 from training.monitor.report import restarts, series
 from training.monitor.report.series import Metrics, clock
+
+if TYPE_CHECKING:
+    from training.core.contracts.state import RunState
 
 EVENTS = 5000  # the last ones
 PICTURES, PICTURE_BYTES, PICTURES_BYTES = 24, 2 << 20, 8 << 20
@@ -38,7 +41,7 @@ class Run:
     """`state`: see training.monitor.state; every other record is as its file has it, {} where there is none."""
 
     folder: rundir.RunDir
-    state: dict[str, Any]
+    state: RunState
     plan: Record
     data: Record
     summary: Record

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
-from typing import Any
 
 from training.core import heartbeat, metric_units, units
 from training.core.jsonl import whole
@@ -121,8 +120,8 @@ def small(run: Run) -> list[Chart | None]:
             continue
         title, unit = titled(key)
         series = [Series(title, 1, LINE, curve.points)] if key == "lr" else charts.raw_and_smooth(title, curve, 1, ends=False)
-        facts: dict[str, Any] = {"unit": unit, "marks": curve.marks, "form": FORMS.get(key, ""), "log": key in LOG, "calm": key in LOG}
-        out.append(charts.lines(key, title, series, named=False, **facts))
+        form, log = FORMS.get(key, ""), key in LOG
+        out.append(charts.lines(key, title, series, unit=unit, named=False, marks=curve.marks, form=form, log=log, calm=log))
     return out
 
 
@@ -232,8 +231,8 @@ def headline(run: Run) -> list[tuple[str, object, object]]:
     peak = metrics.peak("memory_bytes")
     if peak:
         out.append(("Memory", f"{peak / GIB:.2f} GiB" if peak >= GIB else f"{peak / MIB:.0f} MiB", "largest rank"))
-    elif training.get("mfu") is not None:
-        out.append(("MFU", f"{100 * training['mfu']:.1f} %", ""))
+    elif (mfu := training.get("mfu")) is not None:
+        out.append(("MFU", f"{100 * mfu:.1f} %", ""))
     elapsed = run.lasted_s
     if elapsed is not None and len(out) < 6:
         word = "from start to end" if run.ended else "so far"

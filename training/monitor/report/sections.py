@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import Field
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from training import tasks
 from training.config.batch import Batch
@@ -19,6 +19,9 @@ from training.monitor.report.page import code, folded
 from training.monitor.report.run import PICTURE_BYTES, PICTURES, Run, value_of
 from training.monitor.report.timeline import describe
 from training.plan.cli_args import command
+
+if TYPE_CHECKING:
+    from training.core.contracts.verdict import FailureRecord
 
 GIB = 1 << 30
 FULL_TIME = "%Y-%m-%d %H:%M:%S"
@@ -46,7 +49,7 @@ def failure(run: Run, spoken: str) -> Html | None:
     if not run.failure:
         return None
     try:
-        said = card.of_run({**CARD, **run.failure}, spoken)
+        said = card.of_run(cast("FailureRecord", {**CARD, **run.failure}), spoken)
     except (KeyError, TypeError, AttributeError):  # not what our supervisor writes
         said = f"{text(run.failure.get('cause')) or 'unknown'}: {text(run.failure.get('summary')) or 'failure.json says no more'}"
     return tag(
@@ -194,7 +197,7 @@ def events(run: Run) -> Html | None:
     return join(parts)
 
 
-def _event(event: dict[str, Any], begun: float) -> list[object]:
+def _event(event: Record, begun: float) -> list[object]:
     at = series.clock(event)
     cells = [{"": clock(at, FULL_TIME), "class_": "when"}, {"": duration(max(0.0, at - begun)), "class_": "when"}]
     return [*cells, event["event"], describe(event)]

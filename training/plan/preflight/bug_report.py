@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training.core import redact, units
 from training.plan.preflight import versions
 from training.plan.preflight.report import OK, Check, count
 
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+
 NOTES, VALUE = 6, 60  # so many of them, so many characters of one
 
 
-def block(plan: Mapping[str, Any], checks: Sequence[Check], found: Mapping[str, str | None], memory: str) -> str:
+def block(plan: Plan, checks: Sequence[Check], found: Mapping[str, str | None], memory: str) -> str:
     """Fenced Markdown; `memory`: what became of the memory of a step."""
     clean = redact.Anonymous()
     decided = [f"{name} {_word(plan[name]['value'])}" for name in ("launcher", "device", "precision", "compile") if name in plan]

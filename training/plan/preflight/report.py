@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Final, cast
 
 from training.core import codes
 from training.core.errors import Problem
 
-OK, WARNING, ERROR = "ok", "warning", "error"
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import CheckStatus
+    from training.core.contracts.plan import CheckRecord
+
+OK: Final = "ok"
+WARNING: Final = "warning"
+ERROR: Final = "error"
 SEVERITY = {OK: 0, WARNING: 1, ERROR: 2}
 MARKS = {OK: "ok     ", WARNING: "warning", ERROR: "error  "}
 
@@ -19,30 +25,30 @@ class Check:
     """One line of the resource report."""
 
     name: str
-    status: str
+    status: CheckStatus
     text: str
     fixes: list[str] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)  # the text, for programs; of the check of versions only
+    facts: dict[str, str | None] = field(default_factory=dict)  # the text, for programs; of the check of versions only
 
     @property
     def code(self) -> str:
         """For programs; the number of a GPU is no part of it."""
         return f"{codes.CHECKS}.{codes.of_check(self.name)}"
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> CheckRecord:
         record = asdict(self)
         del record["facts"]
-        return record
+        return cast("CheckRecord", record)
 
     def problem(self) -> Problem:
         return Problem(self.code, self.text, "", self.fixes)
 
 
-def worst(checks: Iterable[Check]) -> str:
+def worst(checks: Iterable[Check]) -> CheckStatus:
     return max((c.status for c in checks), key=SEVERITY.__getitem__, default=OK)
 
 
-def table(records: list[dict[str, Any]]) -> str:
+def table(records: list[CheckRecord]) -> str:
     """The resource report, a line a check; below one that is not fine, what to do, each advice once."""
     width = max(len(r["name"]) for r in records)
     told: set[str] = set()

@@ -7,9 +7,12 @@ with fake tensors and with real runs; docs/memory.md has the figures, `python -m
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from training.tasks.gpt.model_dims import ModelDims
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import MemoryRecord, WorkloadRecord
 
 GIB = 1 << 30
 # What the authors of the original dual-GPU configs promise for 2 × 32 GB, in GB, printed beside our estimate.
@@ -38,6 +41,9 @@ class StepWorkload:
     chunks: int = 1  # of the loss
     total_tokens: int = 0  # of an optimizer step, all ranks; 0: of one micro-batch
     copy: bool = False  # rank 0's copy of a checkpoint lies in the same memory, as on a CPU
+
+    def record(self) -> WorkloadRecord:
+        return cast("WorkloadRecord", asdict(self))
 
     @property
     def shape(self) -> ModelDims:
@@ -106,12 +112,9 @@ class Estimate:
     def tight(self) -> int:
         return int(self.total * 1.25) + GIB
 
-    def record(self) -> dict[str, Any]:
-        return {f"{name}_bytes": value for name, value in asdict(self).items()} | {
-            "total_bytes": self.total,
-            "needed_bytes": self.needed,
-            "tight_bytes": self.tight,
-        }
+    def record(self) -> MemoryRecord:
+        parts = {f"{name}_bytes": value for name, value in asdict(self).items()}
+        return cast("MemoryRecord", parts | {"total_bytes": self.total, "needed_bytes": self.needed, "tight_bytes": self.tight})
 
     def sentence(self) -> str:
         peak = f"logits {gib(self.logits)}" if self.logits else f"one block's backward pass {gib(self.block)}"

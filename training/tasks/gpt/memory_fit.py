@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from training.config import batch
 from training.config.schema import Config
 from training.host.decisions import Decision
 from training.tasks.gpt.memory import Estimate, StepWorkload, estimate, gib
+
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import FieldValues
 
 CHUNKS = (1, 2, 4, 8, 16, 32, 64, 128)
 CHEAP = 0.03  # so much more time is a good price for not being tight
@@ -122,7 +125,7 @@ def _candidates(load: StepWorkload, config: Config, everything: bool = False) ->
             yield replace(load, chunks=number, blocks=count)
 
 
-def suggestions(load: StepWorkload, config: Config, ranks: int, room: int) -> list[dict[str, Any]]:
+def suggestions(load: StepWorkload, config: Config, ranks: int, room: int) -> list[FieldValues]:
     """Changes of the configuration that fit by the estimate, the nearest of each kind."""
     free = replace(config, activation_checkpointing=AUTO, loss_chunks=AUTO)
     out = []
@@ -147,10 +150,10 @@ def suggestions(load: StepWorkload, config: Config, ranks: int, room: int) -> li
     return out
 
 
-def _settings(found: StepWorkload, config: Config) -> dict[str, Any]:
+def _settings(found: StepWorkload, config: Config) -> FieldValues:
     """The flags that bring `found`, where the user has decided himself; what is `auto` finds it again."""
     blocks, chunks = config.activation_checkpointing, config.loss_chunks
-    out: dict[str, Any] = {}
+    out: FieldValues = {}
     if blocks != AUTO:
         out["activation_checkpointing"] = found.blocks or "none"
     if chunks != AUTO:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from training.tasks.optim import Group
+
 
 class Fp32Muon(torch.optim.Muon):
     """The arithmetic and the state of `torch.optim.Muon` (torch/optim/_muon.py), with the Newton-Schulz iteration in fp32."""
@@ -25,7 +27,7 @@ class Fp32Muon(torch.optim.Muon):
                     self._update(parameter, parameter.grad, group)
         return loss
 
-    def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+    def _update(self, parameter: Tensor, grad: Tensor, group: Group) -> None:
         state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from training.config import batch
 from training.core import manifest
@@ -12,6 +12,9 @@ from training.data.tokenizer_base import BPE
 from training.host.decisions import Decision
 from training.tasks.gpt import memory, memory_fit
 from training.tasks.planning import Decided, PlanRequest
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import TaskFields
 
 
 def _vocab(request: PlanRequest) -> int:
@@ -46,11 +49,11 @@ def decide(request: PlanRequest, device: str, precision: Decision, compiled: Dec
     split = batch.split(fitting.load.sequences, config.max_seq_len, ranks, config.total_batch_size) if fitting else None
     assert fitting and split and request.source, "the request has been checked"
     estimate = memory.estimate(fitting.load)
-    fields = {
+    fields: TaskFields = {
         "device_batch_size": fitting.sequences.record(),
         "activation_checkpointing": fitting.blocks.record(),
         "loss_chunks": fitting.chunks.record(),
-        "memory": estimate.record() | {"free_bytes": room, "load": asdict(fitting.load)},
+        "memory": {**estimate.record(), "free_bytes": room, "load": fitting.load.record()},
         "data": {"name": request.source.name, "files": len(request.source.files), "bytes": request.source.total_bytes},
     }
     promise = memory.PROMISE.get(Path(request.config_file).stem) if request.config_file else None

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from training.tasks.gpt import optim
 from training.tasks.gpt.model import GPT, MemorySavings
 from training.tasks.gpt.model_dims import ModelDims, flops_per_token
 from training.tasks.optim import Optimizers
+
+if TYPE_CHECKING:
+    from training.core.contracts.run_files import ManifestRecord
 
 TEMPERATURE = 0.8
 
@@ -101,7 +104,7 @@ class LanguageModel(Task):
     def shown(self, scores: Mapping[str, float]) -> str:
         return f"{scores['bpb']:.4f} {metric_units.BITS}"
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> ManifestRecord:
         return {
             "shape": asdict(self.shape),
             "optimizer": self.config.optimizer,
@@ -109,7 +112,7 @@ class LanguageModel(Task):
             "tokenizer": identity(self.data),
         }
 
-    def same_data(self, saved: Mapping[str, Any]) -> bool:
+    def same_data(self, saved: ManifestRecord) -> bool:
         return bool(saved["data"]["tokens_sha256"] == content(self.data))
 
     def describe(self, model: nn.Module) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from training.tasks.base import Task
 from training.tasks.video_restoration import comparison_image, dataset, folders, inference, lists, metrics, network, schedule
+
+if TYPE_CHECKING:
+    from training.core.contracts.run_files import ManifestRecord
 
 
 class VideoRestoration(Task):
@@ -85,7 +88,7 @@ class VideoRestoration(Task):
             else comparison_image.write(lambda frames: self.restored(model, frames), data, self.scale, self.device, folder)
         )
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> ManifestRecord:
         """The network's shape, and a digest of the clips. Raises UserError, OSError."""
         shape = {"scale": self.scale, "embed_dim": self.options.embed_dim, "num_blocks": self.options.num_blocks, "channels": self.channels}
         return {"shape": shape, "data": folders.content(self.options)}

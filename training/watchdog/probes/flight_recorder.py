@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from training.core.jsonl import Record
 from training.trainer import flight_recorder_server
 
 ANSWER_S = 1.0
@@ -63,7 +64,7 @@ def pending(folder: Path, rank: int) -> bool | None:
         return None
 
 
-def _entries(folder: Path, rank: int) -> list[dict[str, Any]]:
+def _entries(folder: Path, rank: int) -> list[Record]:
     """Raises one of UNREADABLE: also what a torch of another version answers is only missing evidence."""
     with (
         flight_recorder_server.short(str(folder)) as short,

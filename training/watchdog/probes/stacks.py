@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from training.core.jsonl import Record
 from training.host import packages
 from training.watchdog.probes import procfs
 
@@ -152,7 +152,7 @@ def _ask(program: str, pid: int, end: float, blocking: bool) -> Stack | str:
     return _reason(pid, done.stderr)
 
 
-def _parsed(pid: int, threads: list[dict[str, Any]]) -> Stack:
+def _parsed(pid: int, threads: list[Record]) -> Stack:
     return Stack(
         pid,
         "py-spy",

@@ -10,6 +10,7 @@ from typing import Any
 from training.config.jsonc import Document, Keys, is_number, kind, short, spelled
 from training.config.loader import ConfigFile
 from training.core.errors import Problem
+from training.core.jsonl import Record
 from training.core.suggest import suggest
 from training.tasks.video_restoration.kair import keys as vocabulary
 from training.tasks.video_restoration.kair.keys import KEYS, KINDS, NETWORK, OURS, SECTIONS, converted, leaf, nothing
@@ -26,7 +27,7 @@ class OptionReader:
     def __init__(self, name: str, document: Document, ranks: int, loaded: ConfigFile) -> None:
         self.name, self.document, self.ranks, self.loaded = name, document, ranks, loaded
         self.values, self.notes = loaded.values, loaded.notes
-        self.found: dict[str, Any] = {}  # dotted key → value, of known keys that are given and not null
+        self.found: Record = {}  # dotted key → value, of known keys that are given and not null
         self.lines = {".".join(keys): line for keys, line in document.lines.items() if "." not in "".join(keys)}
         self.problems: list[tuple[int, Problem]] = []  # with their lines
         self.unused: dict[str, list[str]] = {}  # section → keys
@@ -72,7 +73,7 @@ class OptionReader:
 
     # One key after the other.
 
-    def walk(self, tree: dict[str, Any], above: Keys) -> None:
+    def walk(self, tree: Record, above: Keys) -> None:
         for name, value in tree.items():
             keys = (*above, name)
             dotted = ".".join(keys)

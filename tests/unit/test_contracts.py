@@ -1,0 +1,148 @@
+"""The records that stages hand to each other: as they are declared, as older versions wrote them, and that nothing untyped comes back."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+import training
+from tests.unit.conftest import ROOT
+from training.config.batch import Batch
+from training.core import codes, manifest, run_reader, rundir, standing
+from training.core.contracts import events, kinds, plan, run_files, state
+from training.core.errors import Exit, UserError
+from training.data.duration import TrainingLength
+from training.data.prepare import PreparedCorpus
+from training.host import gpus
+from training.host.env_vars import Variable
+from training.host.placement import Topology
+from training.launcher.slurm.code_snapshot import Code
+from training.plan.preflight.report import Check
+from training.plan.script_request import Script
+from training.tasks.gpt.memory import Estimate, StepWorkload
+from training.trainer.checkpoint import TrainProgress
+
+UNTYPED = re.compile(r"\bdict\[str, Any\]")
+# What may hold anything, and why; everything else is a record with a type of its own.
+ALLOWED = {
+    "core/rundir.py": "reads a file that any version of Duet may have written",
+    "core/jsonl.py": "the name of that: Record",
+    "core/contracts/kinds.py": "values of configuration fields: their types stand in the schema",
+    "core/contracts/metrics.py": "figures that a task names itself",
+    "core/contracts/run_files.py": "shape and data of a task's model: the task knows what they are",
+    "core/contracts/state.py": "summary.json and failure.json as they are",
+    "data/loader.py": "torch's loader and its iterator",
+    "tasks/optim.py": "torch's parameter groups",
+    "trainer/checkpoint.py": "what torch.save() takes",
+    "trainer/tracking.py": "arguments of wandb.init()",
+    "monitor/report/charts.py": "JSON of Vega-Lite",
+    "inspector/transformers.py": "what a model of the user's takes",
+}
+
+
+def declared(record: Any) -> set[str]:
+    """Of a TypedDict, with what it inherits."""
+    return set(record.__annotations__)
+
+
+def of(made_from: Any) -> set[str]:
+    return {field.name for field in fields(made_from)}
+
+
+@pytest.mark.parametrize(
+    ("record", "made_from", "more"),
+    [
+        (plan.GpuRecord, gpus.Gpu, set()),
+        (plan.GpuProcessRecord, gpus.GpuProcess, set()),
+        (plan.VariableRecord, Variable, set()),
+        (plan.PlaceRecord, Topology, set()),
+        (plan.BatchRecord, Batch, set()),
+        (plan.WorkloadRecord, StepWorkload, set()),
+        (plan.ScriptRecord, Script, set()),
+        (plan.CheckRecord, Check, {"-facts"}),
+        (run_files.CodeRecord, Code, {"sentence"}),
+        (run_files.DataRecord, PreparedCorpus, {"failed", "total_steps", "steps_per_epoch", "epochs"}),
+        (events.StartFacts, TrainingLength, {"step", "world_size"}),
+    ],
+)
+def test_a_record_has_the_fields_of_what_it_is_made_from(record: Any, made_from: Any, more: set[str]) -> None:
+    """asdict() is cast to the record, so mypy does not compare them."""
+    left_out = {name.removeprefix("-") for name in more if name.startswith("-")}
+    assert declared(record) == (of(made_from) - left_out) | (more - {f"-{name}" for name in left_out})
+
+
+def test_an_estimate_and_a_position_have_the_fields_of_their_records() -> None:
+    none = Estimate(0, 0, 0, 0, 0, 0, 0, 0)
+    assert declared(plan.MemoryRecord) == set(none.record())
+    assert set(TrainProgress().record()) <= declared(run_files.ManifestRecord)
+    assert set(manifest.KEYS) <= declared(run_files.ManifestRecord)
+    assert declared(state.HealthRow) >= {"rank", "pid", "phase"}
+
+
+def test_kinds_are_those_that_have_a_meaning() -> None:
+    assert set(get_args(events.EventKind)) == codes.EVENTS.keys()
+    assert set(get_args(kinds.HangKind)) | set(get_args(kinds.PeerKind)) <= codes.VERDICTS.keys()
+
+
+def written(tmp_path: Path, **facts: object) -> rundir.RunDir:
+    run = rundir.RunDir(tmp_path / "run")
+    run.create()
+    rundir.write_json(run.plan, {"created": 1.0, "ranks": 2, "config": {"depth": 3}, "origins": {"depth": "default"}, **facts})
+    return run
+
+
+@pytest.mark.parametrize("version", [{}, {"schema_version": 1}])
+def test_a_plan_of_this_version_and_of_a_job_that_has_not_started_are_read(tmp_path: Path, version: dict[str, int]) -> None:
+    known = standing.read_plan(written(tmp_path, **version))
+    assert known is not None
+    assert (known["ranks"], known["config"]) == (2, {"depth": 3})
+
+
+def test_names_of_an_older_version_are_read_as_today_s(tmp_path: Path) -> None:
+    run = written(tmp_path, schema_version=1, config={"meeting_timeout": 7}, origins={"meeting_timeout": "default"})
+    known = standing.read_plan(run)
+    assert known is not None
+    assert (known["config"], known["origins"]) == ({"rendezvous_timeout": 7}, {"rendezvous_timeout": "default"})
+    rundir.append_json(run.metrics, {"step": 1, "own_ms": [1.0]})
+
+
+@pytest.mark.parametrize(
+    ("facts", "by"),
+    [
+        ({"schema_version": run_reader.PLAN_VERSION + 1, "duet_version": "9.1"}, "Duet 9.1"),
+        ({"schema_version": run_reader.PLAN_VERSION + 1}, "another version of Duet"),
+        ({"schema_version": "two"}, "another version of Duet"),
+        ({"schema_version": 0}, "another version of Duet"),
+    ],
+)
+def test_a_plan_of_a_later_version_is_refused_with_who_wrote_it(tmp_path: Path, facts: dict[str, object], by: str) -> None:
+    run = written(tmp_path, **facts)
+    with pytest.raises(UserError) as caught:
+        standing.read_plan(run)
+    (problem,) = caught.value.problems
+    assert caught.value.code == Exit.CONFIG and problem.fixes
+    for part in (str(run.plan), f"written by {by}:", repr(facts["schema_version"]), f"Duet {training.__version__} reads 1"):
+        assert part in problem.what
+
+
+def test_a_plan_that_is_missing_or_cut_is_none(tmp_path: Path) -> None:
+    run = written(tmp_path)
+    run.plan.write_text('{"created": 1')
+    assert run_reader.read_plan(run.plan) is None
+    run.plan.unlink()
+    assert run_reader.read_plan(run.plan) is None
+
+
+def test_only_what_may_hold_anything_is_untyped() -> None:
+    found = {
+        str(path.relative_to(ROOT / "training")): f"{path.relative_to(ROOT)}:{number}"
+        for path in sorted((ROOT / "training").rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if UNTYPED.search(line)
+    }
+    assert {place for name, place in found.items() if name not in ALLOWED} == set()
+    assert ALLOWED.keys() - found.keys() == set(), "no longer needed here"

@@ -1,0 +1,42 @@
+"""metrics.jsonl: a line for each step and each evaluation, by rank 0."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypedDict
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
+# A line as it is written and read: beside what stands below, a task adds figures with names of its own, val_NAME of an evaluation,
+# UNIT and UNIT_per_s where its samples have another name (training.core.metric_units).
+Figures = dict[str, Any]
+
+
+class StepRecord(TypedDict):
+    """An optimizer step."""
+
+    time: float  # unix s
+    step: int  # from 1
+    epoch: int  # from 1
+    loss: float  # mean over the batches of all ranks; nats per token of gpt
+    lr: float  # of the first parameter group
+    grad_norm: float  # before clipping
+    tokens: NotRequired[int]  # since step 1, over all starts; this or samples
+    samples: NotRequired[int]
+    tokens_per_s: NotRequired[float]  # all ranks together
+    samples_per_s: NotRequired[float]
+    step_ms: float  # wall time, without evaluation and checkpoint
+    mfu: float | None  # 0 to 1, share of the GPU's peak; None: peak unknown
+    compute_ms: list[float]  # by rank: data and forward pass, what it does alone; 'own_ms' in early 0.1
+    memory_bytes: list[int | None]  # by rank: most so far
+
+
+class EvaluationRecord(TypedDict):
+    """An evaluation; beside these one val_NAME for each score."""
+
+    time: float  # unix s
+    step: int
+    epoch: int
+    eval_ms: float
+    val_loss: NotRequired[float]
+    val_bpb: NotRequired[float]  # bits per byte
