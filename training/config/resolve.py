@@ -113,7 +113,9 @@ def _unknown_key(name: str, raw: Any, origin: str, fields: Known) -> Problem:
     from training.config import meant  # only when something is wrong: the plan answers sooner
 
     if name in FIELDS:
-        return Problem(f"{name} is a field of gpt, which is not the task ({origin})", "", [f"delete the line   # {origin}"])
+        return Problem(
+            f"{name} is a field of {FIELDS['task'].default}, which is not the task ({origin})", "", [f"delete the line   # {origin}"]
+        )
     found = meant.name(name, as_text(raw), fields)
     fixes = [meant.line(changes, origin, fields) for changes in found.changes if changes and all(n in fields for n in changes)]
     why = f": {found.why}" if found.why else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 
+from training.config.schema import FIELDS
 from training.core import metric_units, units
 from training.core.jsonl import number
 from training.monitor import term_text
@@ -28,7 +29,7 @@ def head(state: State, width: int) -> list[Line]:
     if run["ranks"] is not None:
         facts.append(units.plural(run["ranks"], "rank"))
     facts += [term_text.clean(run[name]) for name in ("device", "precision") if run[name]]
-    if (task := run.get("task")) not in (None, metric_units.GPT):
+    if (task := run.get("task")) not in (None, FIELDS["task"].default):
         facts.insert(1, term_text.clean(task))
     if program := run.get("program"):
         facts.insert(1, term_text.clean(program) + (f" ({run['source']})" if run["source"] else ""))

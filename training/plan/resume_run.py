@@ -129,7 +129,7 @@ def _merge(wish: ResumeRequest, run: rundir.RunDir, plan: dict[str, Any]) -> Fou
 def _finished(wish: ResumeRequest, found: Found) -> finished.Finished | None:
     """With the fields of that run's own task, whichever task is asked about."""
     assert found.run
-    kind, _ = tasks.find(*found.known.get("task", (tasks.GPT, "")))
+    kind, _ = tasks.find(*found.known.get("task", (tasks.DEFAULT.name, "")))
     resolved = wish.merged(found.known, kind.fields)
     return finished.find(found.run, resolved.config, resolved.options)
 

@@ -38,8 +38,7 @@ def render(run: rundir.RunDir, plan: dict[str, Any]) -> str:
 
 
 def _model(plan: dict[str, Any]) -> str:
-    name = tasks.task_of(plan)["name"]
-    return f"GPT, depth {plan['config']['depth']}" if name == tasks.GPT else str(name)
+    return tasks.spec_of(plan).model_name(plan["config"])
 
 
 def trained(s: dict[str, Any], plan: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from training.tasks.video_restoration.kair import loader
+from training import tasks
 
 # Environments, results and prepared texts, folders or links to another disk, which git would take for code.
 NO_CODE = {".venv", ".tools", "experiments", "logs", "data"}
@@ -57,7 +57,7 @@ def take(root: Path, target: Path, without: Iterable[Path] = ()) -> Code:
         if name not in tracked and source.lstat().st_size > LARGEST_UNTRACKED:
             left_out.append(name)
             continue
-        if source.suffix == ".json" and loader.api_key(source):  # the plan knows where it lies
+        if source.suffix == ".json" and tasks.login_key(source):  # the plan knows where it lies
             continue
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source, target / name, follow_symlinks=False)

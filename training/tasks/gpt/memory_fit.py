@@ -13,7 +13,8 @@ from typing import Any
 from training.config import batch
 from training.config.schema import Config
 from training.host.decisions import Decision
-from training.tasks.gpt.memory import Estimate, StepWorkload, estimate, gib
+from training.tasks.gpt.memory import Estimate, StepWorkload, estimate
+from training.tasks.memory import gib
 
 CHUNKS = (1, 2, 4, 8, 16, 32, 64, 128)
 CHEAP = 0.03  # so much more time is a good price for not being tight
