@@ -152,7 +152,7 @@ def _state(optimizer: Optimizers) -> list[torch.Tensor]:
 
 def _bytes(tensors: list[torch.Tensor]) -> int:
     """Each memory once: weights may be tied."""
-    return sum({id(one.untyped_storage()._cdata): one.untyped_storage().nbytes() for one in tensors}.values())
+    return sum({one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in tensors}.values())
 
 
 def answer(question: Question) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Experiment:
     device: str  # cuda or cpu
     device_reason: str
     precision: str
-    sequences: int  # per rank and micro-batch
+    sequences: int  # or samples, per rank and micro-batch
     seq_len: int
     accumulation: int  # micro-batches per optimizer step
     gpus: tuple[str, ...] = ()  # of the ranks, as CUDA_VISIBLE_DEVICES takes them
