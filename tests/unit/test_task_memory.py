@@ -255,3 +255,21 @@ def test_the_example_of_the_documentation_is_measured(home: Path) -> None:
     width = 64
     weights = 2 * width + width + width * width + width + 2 * width + 2
     assert found.why == "" and found.step is not None and found.step.load.parameters == 4 * weights
+
+
+def test_of_ranks_that_plan_together_only_the_first_measures(sized: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started by something else; the plan of rank 0 counts for all."""
+    asked: list[Question] = []
+    monkeypatch.setattr(measurement, "ask", lambda question: asked.append(question) or measurement.Answer(None, "not in this test"))
+    for rank in ("0", "1"):
+        environ = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": "1",
+        }
+        made = planner.make("train.py", [*CPU_ARGS[1:], "--device_batch_size=auto"], environ)[1]
+        assert made["batch"]["device_sequences"] == 8
+    assert len(asked) == 1

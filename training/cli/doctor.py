@@ -82,7 +82,6 @@ class StepMemory:
 
 
 def memory(step: StepNeeds, room: int | None) -> StepMemory:
-    log.info("measuring the memory of a step by fake tensors")
     try:
         return StepMemory(step, room, step.measure())
     except Unavailable as error:

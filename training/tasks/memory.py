@@ -30,6 +30,9 @@ class Estimate(Protocol):
     def tight(self) -> int: ...
 
 
+MEASURING = "measuring the memory of a step by fake tensors"  # for who waits
+
+
 class Unavailable(RuntimeError):
     """This torch does not have the private parts that are needed; the text says which."""
 

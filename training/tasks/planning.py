@@ -12,6 +12,7 @@ from training.config.schema import Config
 from training.core import rundir
 from training.data.corpus import CorpusSource
 from training.host.decisions import Decision
+from training.host.placement import Topology
 from training.tasks.memory import StepNeeds
 
 
@@ -22,6 +23,7 @@ class PlanRequest(Protocol):
     options: dict[str, Any]
     origins: dict[str, str]
     ranks: int
+    place: Topology
     check: bool
     dry_run: bool
     config_file: Path | None

@@ -7,9 +7,12 @@ from typing import Any
 
 from training.config import batch
 from training.config.schema import FIELDS
+from training.core import log
 from training.host.decisions import Decision
+from training.host.placement import RANK
 from training.tasks import measurement, sample_batch
 from training.tasks.measurement import Answer, Question
+from training.tasks.memory import MEASURING
 from training.tasks.planning import Decided, PlanRequest, Situation
 
 FALLBACK = int(str(FIELDS["device_batch_size"].default))
@@ -37,7 +40,7 @@ def decide(request: PlanRequest, machine: Situation, task: dict[str, Any]) -> De
     )
     if auto and machine.room is None:
         question = replace(question, sizes=[_fallback(question)])
-    found = measurement.ask(question)
+    found = _answer(request, question)
     fields: dict[str, Any] = {}
     if not split:
         size = _size(question, found)
@@ -48,6 +51,14 @@ def decide(request: PlanRequest, machine: Situation, task: dict[str, Any]) -> De
         return Decided(split, [], [f"memory of a step: not measured: {found.why}"], fields)
     fields["memory"] = found.step.record() | {"free_bytes": machine.room}
     return Decided(split, [f"memory, by fake tensors: {found.step.estimate.sentence()}"], [], fields, step=found.step)
+
+
+def _answer(request: PlanRequest, question: Question) -> Answer:
+    """Of ranks that plan together rank 0 alone: its plan counts."""
+    if request.place.kind == RANK and request.place.rank != 0:
+        return Answer(None, "rank 0 measures it")
+    log.info(MEASURING)
+    return measurement.ask(question)
 
 
 def _size(question: Question, found: Answer) -> Decision:

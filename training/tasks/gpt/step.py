@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from training.config.schema import Config
+from training.core import log
 from training.tasks.gpt import memory, memory_fit
 from training.tasks.gpt.model_dims import flops_per_token
-from training.tasks.memory import Measured, StepNeeds
+from training.tasks.memory import MEASURING, Measured, StepNeeds
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class GptStep(StepNeeds):
         return float(flops_per_token(self.load.shape) * tokens)
 
     def measure(self) -> Measured:
+        log.info(MEASURING)
         started = time.perf_counter()
         from training.tasks.gpt.fake_memory import peak  # torch
 
