@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.e2e.conftest import Launched
+from training.core.rundir import read_json
 
 Launch = Callable[..., Launched]
 EXAMPLE = ROOT / "examples/spirals.py"
@@ -99,3 +100,16 @@ def test_data_that_is_too_small_is_refused_without_a_traceback(task: Callable[..
     run = task(points=16)
     assert run.wait() == 2
     assert "the training data has 16 samples; one step needs 32" in run.output and "Traceback" not in run.output
+
+
+def test_an_automatic_batch_trains_and_a_nan_in_it_is_named(task: Callable[..., Launched]) -> None:
+    """What was gpt's alone: the memory of the step is measured, the batch chosen by it, and the fault happens in this task."""
+    run = task(device_batch_size="auto", total_batch_size=64, num_iterations=4)
+    assert run.wait() == 0
+    plan = read_json(run.run.plan) or {}
+    assert plan["batch"] == {"device_sequences": 32, "seq_len": 1, "world_size": 2, "accumulation": 1}
+    assert plan["memory"]["parameters_bytes"] == 4 * 4482 and plan["memory"]["needed_bytes"] < plan["memory"]["free_bytes"]
+    assert "device_batch_size 32: the largest of 6 that divide and fit" in run.output
+    broken = task(num_iterations=8, inject="nan@rank=1,step=3")
+    assert broken.wait() == 4
+    assert (broken.failure["rank"], broken.failure["cause"]) == (1, "nan_loss")

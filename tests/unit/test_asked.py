@@ -144,8 +144,10 @@ def test_a_batch_that_does_not_divide_gets_commands_that_do(home: Path, line: st
     assert sizes == [(4, 24), (4, 32), (2, 28)]
 
 
-def test_a_batch_that_fits_the_memory_is_not_known(home: Path, line: str, shell: Shell) -> None:
-    problem = only(wrong("2", f"--task={line}", "--device_batch_size=auto", script=LAUNCH))
-    assert "device_batch_size auto (from --device_batch_size on the command line)" in problem.what
-    for fix in problem.fixes:
-        assert isinstance(shell.read(fix).config.device_batch_size, int)
+def test_a_batch_that_fits_the_memory_is_the_plans_to_find(home: Path, line: str, shell: Shell) -> None:
+    auto = ("2", f"--task={line}", "--device_batch_size=auto")
+    assert [ask(*auto, *more, script=LAUNCH).batch for more in ((), ("--total_batch_size=12",))] == [None, None]
+    problem = only(wrong(*auto, "--total_batch_size=13", script=LAUNCH))
+    assert "total_batch_size 13 (from --total_batch_size on the command line)" in problem.what
+    assert problem.allowed == "a multiple of 2 samples"
+    assert {shell.read(fix).config.total_batch_size for fix in problem.fixes} == {12, 14}

@@ -19,7 +19,9 @@ from training.plan import training_plan as planner
 from training.plan.preflight import ERROR, OK, WARNING, Check
 from training.plan.request import Request
 from training.tasks.gpt import fake_memory
-from training.tasks.gpt.memory import GIB, Estimate, StepWorkload, estimate
+from training.tasks.gpt.memory import Estimate, StepWorkload, estimate
+from training.tasks.gpt.step import GptStep
+from training.tasks.memory import GIB, Measured, Unavailable
 
 LOAD = StepWorkload(4, 2, 64, 320, bf16=True, compiled=False, cuda=False)
 
@@ -34,7 +36,7 @@ def made(home: Path) -> tuple[Request, dict[str, Any]]:
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measuring is tested below; it takes a second."""
-    monkeypatch.setattr(doctor, "memory", lambda load, room: doctor.StepMemory(load, room, None, "not in this test"))
+    monkeypatch.setattr(doctor, "memory", lambda step, room: doctor.StepMemory(step, room, None, "not in this test"))
     monkeypatch.setattr(doctor, "communication", lambda request, plan, checks: [])
 
 
@@ -51,14 +53,14 @@ def test_the_verdict(
     room_gib: float | None, said: str, status: str, made: tuple[Request, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = None if room_gib is None else int(room_gib * GIB)
-    monkeypatch.setattr(doctor, "estimate", lambda load: Estimate(10 * GIB, 0, 0, 0, 0, 0, 0, 0))
-    step = doctor.StepMemory(LOAD, room, None)
+    monkeypatch.setattr(GptStep, "estimate", Estimate(10 * GIB, 0, 0, 0, 0, 0, 0, 0))
+    step = doctor.StepMemory(GptStep(LOAD), room, None)
     assert (doctor.sentence(10 * GIB, room), step.check(made[0]).status) == (said, status)
     assert step.lines()[-1] == f"verdict: {said}"
 
 
 def test_both_figures_stand_side_by_side() -> None:
-    text = "\n".join(doctor.memory(LOAD, 8 * GIB).lines())
+    text = "\n".join(doctor.memory(GptStep(LOAD), 8 * GIB).lines())
     assert "formula (eager, bf16" in text and "fake tensors (the same step)" in text and "× the formula" in text
     assert text.endswith("8.0 GiB free")
 
@@ -78,7 +80,7 @@ def test_a_formula_that_is_low_is_corrected_with_what_fits_then(home: Path, shel
     load = StepWorkload(**plan["memory"]["load"])
     formula = estimate(load)
     for factor, verdict in ((0.9, doctor.FITS), (1.0, doctor.FITS), (1.5, doctor.TOO_LARGE)):
-        step = doctor.StepMemory(load, formula.tight + 1, doctor.Measured(int(factor * 1000), 1000, 0.1))
+        step = doctor.StepMemory(GptStep(load), formula.tight + 1, Measured(int(factor * 1000), 1000, 0.1))
         assert step.verdict == verdict
     fixes = step.check(request).fixes
     assert len(fixes) >= 2, "a smaller micro-batch, less depth, checkpointing"
@@ -90,9 +92,9 @@ def test_a_formula_that_is_low_is_corrected_with_what_fits_then(home: Path, shel
 
 def test_a_torch_without_the_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch.distributed._tools.mem_tracker", None)
-    with pytest.raises(fake_memory.Unavailable):
+    with pytest.raises(Unavailable):
         fake_memory.peak(LOAD)
-    step = doctor.memory(LOAD, 8 * GIB)
+    step = doctor.memory(GptStep(LOAD), 8 * GIB)
     assert step.lines()[1].startswith("fake tensors: not measured. torch ")
     assert step.verdict == doctor.FITS
     assert step.record()["not_measured_because"].startswith("torch ")

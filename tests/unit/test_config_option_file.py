@@ -17,11 +17,12 @@ from tests.unit.conftest import ROOT, clean_environment, only
 from training.config import resolve
 from training.config.flags import CommandLine
 from training.config.loader import ConfigFile
-from training.config.schema import FIELDS, VIDEO
+from training.config.schema import FIELDS
 from training.core.errors import Problem
 from training.tasks.video_restoration.kair import keys
 from training.tasks.video_restoration.kair.keys import KEYS, leaf
 from training.tasks.video_restoration.kair.loader import api_key, is_option_file, load
+from training.tasks.video_restoration.options import NAME as VIDEO
 from training.tasks.video_restoration.options import VideoOptions
 
 KAIR = sorted((ROOT / "tests/fixtures/kair/options").glob("*/*.json"))

@@ -23,7 +23,7 @@ from training.host.placement import Topology
 from training.launcher.slurm.code_snapshot import Code
 from training.plan.preflight.report import Check
 from training.plan.script_request import Script
-from training.tasks.gpt.memory import Estimate, StepWorkload
+from training.tasks.gpt.memory import Estimate
 from training.trainer.checkpoint import TrainProgress
 
 UNTYPED = re.compile(r"\bdict\[str, Any\]")
@@ -61,7 +61,6 @@ def of(made_from: Any) -> set[str]:
         (plan.VariableRecord, Variable, set()),
         (plan.PlaceRecord, Topology, set()),
         (plan.BatchRecord, Batch, set()),
-        (plan.WorkloadRecord, StepWorkload, set()),
         (plan.ScriptRecord, Script, set()),
         (plan.CheckRecord, Check, {"-facts"}),
         (run_files.CodeRecord, Code, {"sentence"}),

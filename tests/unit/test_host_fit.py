@@ -11,7 +11,8 @@ import pytest
 from training.config import batch, loader
 from training.config.schema import Config
 from training.tasks.gpt import memory_fit
-from training.tasks.gpt.memory import GIB, StepWorkload, estimate
+from training.tasks.gpt.memory import StepWorkload, estimate
+from training.tasks.memory import GIB
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("conservative", "balanced", "aggressive")

@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.conftest import ROOT, clean_environment
-from training.tasks.gpt.memory import CONTEXT, GIB, Estimate, StepWorkload, estimate, gib
+from training.tasks.gpt.memory import Estimate, StepWorkload, estimate
 from training.tasks.gpt.model_dims import ModelDims
+from training.tasks.memory import CONTEXT, GIB, gib
 
 AGGRESSIVE = StepWorkload(20, 14, 3072, 320, bf16=True, compiled=False, cuda=False)
 BALANCED = replace(AGGRESSIVE, depth=16, sequences=12, seq_len=2048)

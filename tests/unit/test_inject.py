@@ -9,11 +9,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import torch
 
 from tests.conftest import TOKEN, processes, wait_until
 from tests.unit.conftest import LAUNCH, ROOT, ask, clean_environment, python, wrong
+from tests.unit.own_task import SIZED
 from training.config import fault_spec
 from training.config.fault_spec import Spec, parse
 from training.core import heartbeat
@@ -332,3 +335,38 @@ def test_the_lock_blocks_the_main_thread_alone(process: Callable[[str], Process]
 
 def test_slow_goes_on(process: Callable[[str], Process]) -> None:
     assert process("slow@seconds=0.2").popen.wait(10) == 0
+
+
+def test_nan_is_the_next_loss_of_any_task(home: Path, write: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model of this one gives no tensor; after that loss everything is as it was."""
+    from training import tasks
+    from training.config.schema import Config
+    from training.tasks import custom
+    from training.trainer.faults.data import nan
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = write("nan_task.py", SIZED)
+    options = {name: field.default for name, field in tasks.find(path, "")[0].own.items()}
+    task = custom.load(home / path, options, Config(), torch.device("cpu"))
+    model, rows = task.model(), task.rows("train")
+    assert rows is not None
+    own = type(task).loss
+    batch = rows.rows([0, 1])
+    nan(cast(Any, None))
+    loss = task.loss(model, batch)
+    loss.backward()
+    assert loss.isnan() and all(weight.grad.isnan().any() for weight in model.parameters())
+    assert type(task).loss is own and task.loss(model, batch).isfinite()
+    sys.modules.pop("nan_task")
+
+
+def test_faults_of_the_data_reach_every_kind_of_data_set() -> None:
+    from training.data.batch_dataset import BatchDataset
+    from training.data.token_dataset import TokenDataset
+    from training.tasks.base import Samples
+    from training.trainer.faults.context import subclasses
+
+    class Own(Samples):
+        pass
+
+    assert {TokenDataset, Samples, Own} <= subclasses(BatchDataset)

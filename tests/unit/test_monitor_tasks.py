@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.unit.monitor_runs import VIDEO, Made, check_size, dead_pid, look, text_of
-from training import tasks
 from training.core import metric_units, rundir
 from training.diagnose.log_parsers import line_parser
 from training.monitor import run_list, screen
@@ -137,10 +136,6 @@ def test_our_own_log_where_the_run_is_gone() -> None:
 
 
 # Names
-
-
-def test_the_task_that_needs_no_name() -> None:
-    assert metric_units.GPT == tasks.GPT
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from training.data.corpus import CorpusSource
 from training.data.prepare import PreparedCorpus, content, ensure
 from training.data.tokenizer import identity
 from training.plan import resume_checks
+from training.tasks.custom import CustomSpec
 from training.trainer import prepared_cache
 
 SHAPE = {"depth": 2, "vocab": 320, "max_seq_len": 64}
@@ -57,7 +58,7 @@ def test_the_same_model_goes_on(run: rundir.RunDir) -> None:
 def test_another_model_is_refused_with_everything_that_differs(run: rundir.RunDir) -> None:
     checkpoint(run)
     with pytest.raises(UserError) as caught:
-        resume_checks.check_model(request_for(run, optimizer="adamw"), {**SHAPE, "depth": 4, "vocab": 512})
+        resume_checks.check_model(request_for(run, optimizer="adamw"), {**SHAPE, "depth": 4, "vocab": 512, "optimizer": "adamw"})
     problem = only(caught.value.problems)
     assert "depth 2 (now 4), vocab 320 (now 512), optimizer muon (now adamw)" in problem.what
     assert "leave --depth --tokenizer and --vocab_size --optimizer out" in problem.fixes[0]
@@ -68,32 +69,32 @@ def test_another_task_is_refused(saved: str | None, now: str, run: rundir.RunDir
     """A checkpoint from before there were several is a GPT's."""
     checkpoint(run, **({"task": saved, "shape": {}, "optimizer": "AdamW"} if saved else {}))
     asked_for = request_for(run)
-    asked_for.kind = tasks.TaskSpec(now, {})
+    asked_for.kind = tasks.BUILT_IN.get(now) or CustomSpec(now)
     with pytest.raises(UserError) as caught:
-        resume_checks.check_model(asked_for, SHAPE) if now == "gpt" else resume_checks.check_task(asked_for)
+        resume_checks.check_model(asked_for, SHAPE)
     problem = only(caught.value.problems)
     assert problem.what == f"run can not be resumed so: its task is {saved or 'gpt'}, not {now}" and "leave --task out" in problem.fixes[0]
 
 
 def test_the_same_task_goes_on_and_its_changed_options_are_said(run: rundir.RunDir) -> None:
     asked_for = request_for(run)
-    asked_for.kind, asked_for.options = tasks.TaskSpec("line", {}), {"width": 4, "slope": 0.5}
+    asked_for.kind, asked_for.options = CustomSpec("line"), {"width": 4, "slope": 0.5}
     asked_for.resumed = {"width": (3, "x"), "slope": (0.5, "x"), "task": ("/old/line.py", "x")}
     changed = "changed in the resumed run: width 3 → 4; not what the run would have been without the stop"
-    assert resume_checks.check_task(asked_for) == ["run has no checkpoint yet: it begins again at step 0", changed]
+    assert resume_checks.check_model(asked_for, asked_for.options) == ["run has no checkpoint yet: it begins again at step 0", changed]
     checkpoint(run, task="line", shape={}, optimizer="AdamW")
-    assert resume_checks.check_task(asked_for) == [changed]
+    assert resume_checks.check_model(asked_for, asked_for.options) == [changed]
 
 
 def test_options_that_are_the_models_shape_can_not_change(run: rundir.RunDir) -> None:
     asked_for = request_for(run)
-    asked_for.kind, asked_for.options = tasks.TaskSpec("line", {}), {"width": 4, "scale": "2", "slope": 1.0}
+    asked_for.kind, asked_for.options = CustomSpec("line"), {"width": 4, "scale": "2", "slope": 1.0}
     checkpoint(run, task="line", shape={"width": 3, "scale": 2, "channels": 7}, optimizer="AdamW")
     with pytest.raises(UserError) as caught:
-        resume_checks.check_task(asked_for)
+        resume_checks.check_model(asked_for, asked_for.options)
     assert "of another model: width 3 (now 4)" in only(caught.value.problems).what
     asked_for.options["width"] = 3
-    assert resume_checks.check_task(asked_for) == []
+    assert resume_checks.check_model(asked_for, asked_for.options) == []
 
 
 def test_the_newest_manifest_that_can_be_read_counts(run: rundir.RunDir) -> None:

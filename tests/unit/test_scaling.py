@@ -180,3 +180,39 @@ def test_help_answers_without_torch() -> None:
     assert done.returncode == 0 and "--rounds=3" in done.stdout and "130" in done.stdout
     code = "import sys, training.cli.scaling; print([m for m in ('torch', 'numpy', 'wandb') if m in sys.modules])"
     assert python("-c", code).stdout == "[]\n"
+
+
+# Of any task
+
+
+def test_a_users_own_task_is_measured_in_its_samples(home: Path, line: str) -> None:
+    made = ready(f"--task={line}", "--width=5", "--device=cpu", "--device_batch_size=6", "--ranks=1,2")
+    assert (made.config, made.unit, made.sequences, made.seq_len, made.tokens_per_rank) == (line, "samples", 6, 1, 6)
+    argv = made.command(2, home, "run1")
+    assert argv[2:4] == [f"--task={line}", "--width=5"] and "--total_batch_size=12" in argv and "--device_batch_size=6" in argv
+    assert not any(word.startswith(("--sample_tokens", "--loss_chunks", "--activation_checkpointing")) for word in argv)
+    assert not (home / f"{line}.ran").exists(), "what is given is not measured before"
+    assert "each rank: 6 samples × 1 accumulation step = 6 samples per step, whatever their number (weak scaling)" in render.introduction(
+        made
+    )
+
+
+def test_its_total_gives_the_accumulation(home: Path, line: str) -> None:
+    made = ready(f"--task={line}", "--device=cpu", "--device_batch_size=2", "--total_batch_size=12", "--ranks=1,2")
+    assert (made.accumulation, made.tokens_per_rank) == (3, 6)
+
+
+def test_its_config_file_names_it(home: Path, line: str) -> None:
+    (home / "my.py").write_text(f"task = {line!r}\ndevice = 'cpu'\ndevice_batch_size = 3\nwidth = 7\n")
+    made = ready("my.py")
+    assert (made.config, made.unit, made.sequences, made.tokens_per_rank) == ("my.py", "samples", 3, 3)
+    assert made.command(1, home, "run1")[2] == "my.py"
+
+
+def test_an_automatic_batch_of_any_task_is_decided_once(home: Path, line: str) -> None:
+    made = ready(f"--task={line}", "--device=cpu", "--device_batch_size=auto", "--total_batch_size=12", "--ranks=1,2")
+    assert made.sequences == 6 and "--device_batch_size=6" in made.args and made.accumulation == 1
+
+
+def test_problems_of_a_task_are_the_launchers(home: Path) -> None:
+    assert "task is 'no_such.py'" in all_text(wrong("--task=no_such.py", "--device=cpu"))

@@ -184,7 +184,7 @@ def test_ratios_are_made_within_a_round() -> None:
         ((50, 60, 51), "0.33 of 2 missing, mostly the exchange of gradients"),
         ((50, 60, 55), "0.33 of 2 missing, the machine and the exchange alike"),
         ((50, 50.2, 50), "nothing that can be measured"),
-        ((50, 49, 50), "nothing, they do more than as many times the work of one: ranks share Muon's arithmetic"),
+        ((50, 49, 50), "nothing, they do more than as many times the work of one: an optimizer whose work the ranks share, or noise"),
     ],
 )
 def test_what_limits_it(times: tuple[float, float, float], said: str) -> None:

@@ -14,10 +14,11 @@ from torch import nn
 from tests.unit.conftest import only
 from tests.unit.own_task import LINE
 from training import tasks
-from training.config.schema import FIELDS, VIDEO, Config
+from training.config.schema import FIELDS, Config
 from training.core.errors import Problem
 from training.tasks import custom
 from training.tasks.base import Task
+from training.tasks.video_restoration.options import NAME as VIDEO
 
 Write = Callable[..., str]
 CPU = torch.device("cpu")
@@ -37,7 +38,7 @@ def imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def refused(path: str) -> Problem:
     """Of a task that can not be; it is gpt then."""
     kind, problems = tasks.find(path, "from --task on the command line")
-    assert kind == tasks.TaskSpec(tasks.GPT, {})
+    assert kind == tasks.DEFAULT == tasks.BUILT_IN["gpt"]
     return only(problems)
 
 
@@ -51,8 +52,9 @@ def test_gpt_has_the_fields_that_there_always_were() -> None:
 
 
 def test_a_plan_from_before_there_were_tasks_is_a_gpt() -> None:
-    assert tasks.task_of({"config": {"depth": 3}}) == tasks.TaskSpec("gpt", {}).record({})
-    assert tasks.reads_text({"config": {}}) and not tasks.reads_text({"task": {"name": "line", "file": "/x/line.py", "options": {}}})
+    assert tasks.task_of({"config": {"depth": 3}}) == tasks.BUILT_IN["gpt"].record({})
+    own = {"task": {"name": "line", "file": "/x/line.py", "options": {}}}
+    assert tasks.spec_of({"config": {}}).reads_text and not tasks.spec_of(own).reads_text
 
 
 def test_the_other_task_that_is_built_in() -> None:
@@ -199,7 +201,7 @@ def test_a_file_is_loaded_with_what_stands_beside_it(home: Path, line: str, impo
 
 
 def test_a_plan_makes_its_task(home: Path, line: str, imports: None) -> None:
-    plan = {"config": {"task": line, "seed": 4}, "task": tasks.TaskSpec("my line", {}, home / line).record({"width": 2, "bias": True})}
+    plan = {"config": {"task": line, "seed": 4}, "task": custom.CustomSpec("my line", {}, home / line).record({"width": 2, "bias": True})}
     made = tasks.make(plan, CPU, None)
     assert (type(made).__name__, made.options.width, made.config.seed) == ("Line", 2, 4)
 

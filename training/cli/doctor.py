@@ -10,10 +10,11 @@ import json
 import os
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from training import tasks
 from training.config.batch import Batch
 from training.core import log, units
 from training.core.errors import Exit
@@ -21,8 +22,7 @@ from training.host.placement import RANK
 from training.plan import preflight
 from training.plan.preflight import bug_report, versions
 from training.plan.request import LaunchRequest
-from training.tasks.gpt.memory import Estimate, StepWorkload, estimate, gib
-from training.tasks.gpt.memory_fit import suggestions
+from training.tasks.memory import Measured, StepNeeds, Unavailable, gib, with_ample_margin, with_margin
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import CheckStatus
@@ -33,23 +33,11 @@ FITS, TIGHT, TOO_LARGE, UNKNOWN = "fits", "tight", "does not fit", "unknown"
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Bytes of an eager step without the GPU's context: by fake tensors, and by the formula for the same."""
-
-    fake: int
-    formula: int
-    seconds: float
-
-    @property
-    def ratio(self) -> float:
-        return self.fake / self.formula
-
-
-@dataclass(frozen=True)
 class StepMemory:
-    """What is known of the memory of a step; `measured` is None where this torch can not measure, and `why` says so."""
+    """What is known of the memory of a step; `measured` is None where the estimate is a measurement itself, and where this torch can not
+    measure: `why` says so then."""
 
-    load: StepWorkload
+    step: StepNeeds
     room: int | None
     measured: Measured | None
     why: str = ""
@@ -57,7 +45,7 @@ class StepMemory:
     @property
     def total(self) -> int:
         """Where the formula is low for the step that can be measured, it is low for the planned one too."""
-        return int(estimate(self.load).total * max(1.0, self.measured.ratio if self.measured else 1.0))
+        return int(self.step.estimate.total * max(1.0, self.measured.ratio if self.measured else 1.0))
 
     @property
     def verdict(self) -> str:
@@ -68,15 +56,16 @@ class StepMemory:
         status = by_verdict.get(self.verdict, preflight.OK)
         fixes = []
         if self.verdict == TOO_LARGE and self.room:  # by the formula these fit a room that is smaller by what it is wrong by
-            room = int(self.room * estimate(self.load).total / self.total)
-            fixes = [request.command(**c) for c in suggestions(self.load, request.config, request.ranks, room)]
+            room = int(self.room * self.step.estimate.total / self.total)
+            fixes = [request.command(**c) for c in self.step.suggestions(request.config, request.ranks, room)]
         return preflight.Check("memory of a step", status, sentence(self.total, self.room), fixes)
 
     def lines(self) -> list[str]:
-        how = f"{'compiled' if self.load.compiled else 'eager'}, {'bf16' if self.load.bf16 else 'fp32'}"
-        lines = [f"formula ({how}, with what the plan chose)   {gib(estimate(self.load).total)}"]
-        if (seen := self.measured) is None:
+        lines = [f"{self.step.source}   {gib(self.step.estimate.total)}"]
+        if self.why:
             lines.append(f"fake tensors: not measured. {self.why}")
+        elif (seen := self.measured) is None:
+            lines.append("fake tensors see neither torch.compile nor a GPU's own kernels")
         else:
             lines += [
                 f"formula (eager, CPU autocast, no GPU context)   {gib(seen.formula)}",
@@ -86,9 +75,8 @@ class StepMemory:
         return [*lines, f"verdict: {sentence(self.total, self.room)}"]
 
     def record(self) -> dict[str, object]:
-        planned, seen = estimate(self.load), self.measured
-        return {
-            **planned.record(),
+        record, seen = self.step.record(), self.measured
+        return {name: value for name, value in record.items() if name != "load"} | {
             "free_bytes": self.room,
             "measured_bytes": seen.fake if seen else None,
             "measured_formula_bytes": seen.formula if seen else None,
@@ -98,42 +86,24 @@ class StepMemory:
         }
 
 
-def measure(load: StepWorkload) -> Measured:
-    """Raises training.tasks.gpt.fake_memory.Unavailable when this torch can not."""
-    started = time.perf_counter()
-    from training.tasks.gpt.fake_memory import peak
-
-    fake = peak(load)
-    same = estimate(replace(load, compiled=False, cuda=False))
-    return Measured(fake, same.total, time.perf_counter() - started)
-
-
-def memory(load: StepWorkload, room: int | None) -> StepMemory:
-    from training.tasks.gpt.fake_memory import Unavailable
-
-    log.info("measuring the memory of a step by fake tensors")
+def memory(step: StepNeeds, room: int | None) -> StepMemory:
     try:
-        return StepMemory(load, room, measure(load))
+        return StepMemory(step, room, step.measure())
     except Unavailable as error:
-        return StepMemory(load, room, None, str(error))
-
-
-def _with_margin(total: int) -> Estimate:
-    return Estimate(total, 0, 0, 0, 0, 0, 0, 0)
+        return StepMemory(step, room, None, str(error))
 
 
 def verdict(total: int, room: int | None) -> str:
-    margin = _with_margin(total)
     if room is None:
         return UNKNOWN
-    return TOO_LARGE if margin.needed > room else TIGHT if margin.tight > room else FITS
+    return TOO_LARGE if with_margin(total) > room else TIGHT if with_ample_margin(total) > room else FITS
 
 
 def sentence(total: int, room: int | None) -> str:
-    margin, said = _with_margin(total), verdict(total, room)
+    least, said = gib(with_margin(total)), verdict(total, room)
     if said == UNKNOWN:
-        return f"unknown, {gib(margin.needed)} needed, the free memory is not known"
-    needed = f"{gib(margin.needed)} to {gib(margin.tight)}" if said == TIGHT else gib(margin.needed)
+        return f"unknown, {least} needed, the free memory is not known"
+    needed = f"{least} to {gib(with_ample_margin(total))}" if said == TIGHT else least
     return f"{said}, {needed} needed, {gib(room)} free"
 
 
@@ -156,7 +126,7 @@ class DoctorReport:
 
     plan: Plan
     checks: list[preflight.Check]
-    step: StepMemory | None  # None for somebody's own script
+    step: StepMemory | None  # None where the plan does not know it
     seconds: float  # from the start of this process until all was checked; measuring comes after
 
     @property
@@ -221,6 +191,7 @@ def run(request: LaunchRequest, plan: Plan, checks: list[preflight.Check]) -> Do
     """Measure what the plan could only estimate."""
     seconds = since_start()
     talk = communication(request, plan, checks)  # first: it forks, and importing torch below starts threads
-    step = memory(StepWorkload(**plan["memory"]["load"]), plan["memory"]["free_bytes"]) if "memory" in plan else None
+    needs = tasks.step_of(plan)
+    step = memory(needs, plan["memory"]["free_bytes"]) if needs else None
     found = [*checks, *talk, *([step.check(request)] if step else [])]
     return DoctorReport(plan, found, step, seconds)

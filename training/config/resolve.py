@@ -123,7 +123,10 @@ def _unknown_key(name: str, raw: Any, origin: str, fields: Known) -> Problem:
 
     if name in FIELDS:
         return Problem(
-            "field.other_task", f"{name} is a field of gpt, which is not the task ({origin})", "", [f"delete the line   # {origin}"]
+            "field.other_task",
+            f"{name} is a field of {FIELDS['task'].default}, which is not the task ({origin})",
+            "",
+            [f"delete the line   # {origin}"],
         )
     found = meant.name(name, as_text(raw), fields)
     fixes = [meant.line(changes, origin, fields) for changes in found.changes if changes and all(n in fields for n in changes)]

@@ -39,11 +39,11 @@ def option(
     choices: tuple[str, ...] = (),
     words: tuple[str, ...] = (),
     env: str = "",
-    gpt: bool = False,
+    own: bool = False,
 ) -> Any:
     """A field: `unit` says unit and scope, `low`/`high` are inclusive, `words` are allowed beside the type (auto, none),
-    `env` is an environment variable of other tools that sets it too (besides DUET_<FIELD>); `gpt`: other tasks do not have it."""
-    meta = {"group": group, "help": help, "unit": unit, "low": low, "high": high, "gpt": gpt}
+    `env` is an environment variable of other tools that sets it too (besides DUET_<FIELD>); `own`: of the default task alone."""
+    meta = {"group": group, "help": help, "unit": unit, "low": low, "high": high, "own": own}
     return field(default=default, metadata={**meta, "choices": choices, "words": words, "env": env})
 
 
@@ -52,10 +52,10 @@ class Config:
     """A resolved configuration. Field names are the flags (`--depth=12`), the file keys and, as DUET_DEPTH, variables."""
 
     task: str = option("gpt", "model", "what is trained: gpt, video_restoration, or a .py file of your own (docs/tasks.md)", unit="path")
-    depth: int = option(12, "model", "transformer blocks; the width is depth × 64", unit="blocks", low=1, high=256, gpt=True)
-    max_seq_len: int = option(1536, "model", "context length", unit="tokens per sequence", low=8, high=1 << 20, gpt=True)
+    depth: int = option(12, "model", "transformer blocks; the width is depth × 64", unit="blocks", low=1, high=256, own=True)
+    max_seq_len: int = option(1536, "model", "context length", unit="tokens per sequence", low=8, high=1 << 20, own=True)
     dropout: float = option(
-        0.0, "model", "share of each block's output that is dropped while training", unit="fraction", low=0, high=0.9, gpt=True
+        0.0, "model", "share of each block's output that is dropped while training", unit="fraction", low=0, high=0.9, own=True
     )
 
     device_batch_size: int | str = option(
@@ -83,7 +83,7 @@ class Config:
         low=0,
         high=256,
         words=("auto", "none"),
-        gpt=True,
+        own=True,
     )
     loss_chunks: int | str = option(
         "auto",
@@ -93,7 +93,7 @@ class Config:
         low=1,
         high=1 << 12,
         words=AUTO,
-        gpt=True,
+        own=True,
     )
 
     num_iterations: int = option(0, "duration", "stop after this many optimizer steps; 0: by epochs", unit="steps", low=0)
@@ -101,12 +101,12 @@ class Config:
         0, "duration", "stop after this many passes over the data; 0: by iterations, or one pass if both are 0", unit="epochs", low=0
     )
     eval_every: int = option(250, "duration", "validation every so often, and at the end; 0: never", unit="steps", low=0)
-    eval_tokens: int = option(131072, "duration", "validation tokens per evaluation, at most", unit="tokens, all ranks", low=1, gpt=True)
+    eval_tokens: int = option(131072, "duration", "validation tokens per evaluation, at most", unit="tokens, all ranks", low=1, own=True)
     log_every: int = option(10, "duration", "print a progress line every so often", unit="steps", low=1)
-    sample_tokens: int = option(256, "duration", "length of the text generated at the end; 0: none", unit="tokens", low=0, gpt=True)
+    sample_tokens: int = option(256, "duration", "length of the text generated at the end; 0: none", unit="tokens", low=0, own=True)
 
     optimizer: str = option(
-        "muon", "optimizer", "of the blocks' matrices; everything else has AdamW", choices=("muon", "adamw"), unit="all ranks", gpt=True
+        "muon", "optimizer", "of the blocks' matrices; everything else has AdamW", choices=("muon", "adamw"), unit="all ranks", own=True
     )
     matrix_lr: float | str = option(
         "auto",
@@ -115,11 +115,11 @@ class Config:
         unit="per step",
         low=0,
         words=AUTO,
-        gpt=True,
+        own=True,
     )
-    embedding_lr: float = option(0.2, "optimizer", "peak learning rate of the embedding", unit=RATE, low=0, gpt=True)
-    unembedding_lr: float = option(0.008, "optimizer", "peak learning rate of the output head", unit=RATE, low=0, gpt=True)
-    weight_decay: float = option(0.0, "optimizer", "decoupled weight decay of the blocks' matrices", low=0, high=1, gpt=True)
+    embedding_lr: float = option(0.2, "optimizer", "peak learning rate of the embedding", unit=RATE, low=0, own=True)
+    unembedding_lr: float = option(0.008, "optimizer", "peak learning rate of the output head", unit=RATE, low=0, own=True)
+    weight_decay: float = option(0.0, "optimizer", "decoupled weight decay of the blocks' matrices", low=0, high=1, own=True)
     grad_clip: float = option(1.0, "optimizer", "largest global gradient norm; 0: no clipping", low=0)
     warmup_ratio: float = option(0.02, "optimizer", "share of the steps for linear warm-up", unit="fraction", low=0, high=1)
     warmdown_ratio: float = option(0.7, "optimizer", "share of the steps for linear decay at the end", unit="fraction", low=0, high=1)
@@ -130,14 +130,14 @@ class Config:
         "data",
         "a .txt, .jsonl or .parquet file (also .gz, .zst), a folder of them, or stdlib: the Python standard library's sources",
         unit="path",
-        gpt=True,
+        own=True,
     )
-    text_field: str = option("text", "data", "the key or column that holds the text in .jsonl and .parquet", unit="name", gpt=True)
-    encoding: str = option("utf-8", "data", "of the text files that are not UTF-8: gbk, big5, latin-1, utf-16, …", unit="name", gpt=True)
+    text_field: str = option("text", "data", "the key or column that holds the text in .jsonl and .parquet", unit="name", own=True)
+    encoding: str = option("utf-8", "data", "of the text files that are not UTF-8: gbk, big5, latin-1, utf-16, …", unit="name", own=True)
     tokenizer: str = option(
-        "bytes", "data", "bytes, bpe (trained on the data), or a tokenizer.json or .tiktoken file to load", unit="path", gpt=True
+        "bytes", "data", "bytes, bpe (trained on the data), or a tokenizer.json or .tiktoken file to load", unit="path", own=True
     )
-    vocab_size: int = option(8192, "data", "tokens of a bpe tokenizer that is trained", unit="tokens", low=258, high=1 << 20, gpt=True)
+    vocab_size: int = option(8192, "data", "tokens of a bpe tokenizer that is trained", unit="tokens", low=258, high=1 << 20, own=True)
     num_workers: int = option(0, "data", "data-loader processes", unit="processes per rank", low=0, high=256)
     persistent_workers: bool = option(False, "data", "keep the workers from one epoch to the next")
 
@@ -223,12 +223,11 @@ class Config:
 
 
 FIELDS = {f.name: f for f in fields(Config)}
-VIDEO = "video_restoration"  # the other task that is built in
 
 
 def shared(name: str) -> bool:
-    """Does every task have this field, and not gpt alone?"""
-    return not FIELDS[name].metadata["gpt"]
+    """Does every task have this field, and not the default one alone?"""
+    return not FIELDS[name].metadata["own"]
 
 
 def of_the_run(name: str) -> bool:

@@ -9,7 +9,6 @@ import re
 
 PROBLEMS = {
     "attach.target": "attach needs a run or a process, and only one of them",
-    "batch.auto": "the batch size cannot be found for this task",
     "batch.not_divisible": "total_batch_size is no multiple of what one step of all ranks takes",
     "checkpoint.damaged": "no checkpoint of the run can be read",
     "checkpoint.unwritable": "two checkpoints in a row could not be saved",
@@ -115,7 +114,6 @@ PROBLEMS = {
     "save_config.suffix": "the config file to write is neither .py nor .json",
     "scaling.fixed_flag": "a flag that the scaling measurement sets itself",
     "scaling.no_dry_run": "--dry_run of a measurement",
-    "scaling.task": "scaling cannot be measured for this task",
     "script.extra_argument": "a word before -- that belongs to nobody",
     "script.field": "a field of Duet's own training with --script",
     "script.file": "the script is not there, or is no program",

@@ -13,7 +13,6 @@ from typing import Any
 
 from training.core.jsonl import dig, number, text, whole
 
-GPT = "gpt"  # tasks.GPT, without what that package loads
 TOKENS = "tokens"
 COUNTED = (TOKENS, "samples")
 PER_S = "_per_s"

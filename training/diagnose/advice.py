@@ -11,13 +11,13 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from training import tasks
 from training.config.batch import smaller
 from training.core.failure_kinds import GONE, SILENT
 from training.core.next_command import next_command
 from training.core.rundir import RunDir
 from training.diagnose import signatures
 from training.diagnose.signatures import LocalizedText, Signature
-from training.tasks.gpt import memory
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -114,10 +114,9 @@ def _training(run: RunDir, plan: Plan) -> dict[str, object]:
     if size is None:
         return found | {"smallest": now}
     found |= {"size": size, "factor": f"{now / size:g}", "smaller_command": command(device_batch_size=size)}
-    if "load" in plan.get("memory", {}) and plan["gpus"]:
-        load = memory.StepWorkload(**plan["memory"]["load"] | {"sequences": size})
+    if plan["gpus"] and (step := tasks.step_of(plan, size)):
         found |= {
-            "fits_gib": f"{memory.estimate(load).total / GIB:.1f}",
+            "fits_gib": f"{step.estimate.total / GIB:.1f}",
             "needs_gib": f"{plan['memory']['total_bytes'] / GIB:.1f}",
             "gpu_gib": f"{min(gpu['total_bytes'] or 0 for gpu in plan['gpus']) / GIB:.1f}",
         }

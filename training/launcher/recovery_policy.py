@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from training import tasks
@@ -20,7 +20,6 @@ from training.core import phases
 from training.core.rundir import ASKED
 from training.diagnose.exception_cause import EXIT_STATUS, KILLED, RAISED, SEGFAULT, UNKNOWN
 from training.host import decisions
-from training.tasks.gpt import memory
 from training.watchdog.hang_report import BLOCKED, DESYNC, HANG, STOPPED, UNEVEN
 from training.watchdog.rank_exit import DIED
 
@@ -137,8 +136,7 @@ def _smaller_batch(failure: Failure, plan: Plan) -> Restart | GiveUp | None:
     now, total = plan["config"]["device_batch_size"], plan["config"]["total_batch_size"]
     size = batch.smaller(now, plan["batch"]["seq_len"], plan["batch"]["world_size"], total)
     if size is None:
-        smaller = "a smaller --max_seq_len or --depth" if "memory" in plan else "smaller samples, or a smaller model"
-        return GiveUp(f"device_batch_size is {now} already: try {smaller}")
+        return GiveUp(f"device_batch_size is {now} already: try {tasks.spec_of(plan).lighter}")
     who, unit = "a rank" if failure.rank is None else f"rank {failure.rank}", tasks.task_of(plan)["unit"]
     says = f"device_batch_size {now} → {size}, the same {total} {unit} per step with {now / size:g} × accumulation"
     return Restart(0, {"device_batch_size": size}, f"{who} was out of memory with {now}", says)
@@ -174,7 +172,6 @@ def changed_plan(plan: Plan, changes: FieldValues, why: str) -> Plan:
             "device_batch_size": decisions.Decision(size, why).record(),
             "static_graph": decisions.static_graph(Config(**config), split.accumulation).record(),
         }
-        if "memory" in plan:
-            load = replace(memory.StepWorkload(**plan["memory"]["load"]), sequences=size)
-            plan |= {"memory": {**plan["memory"], **memory.estimate(load).record(), "load": load.record()}}
+        if step := tasks.step_of(plan, size):
+            plan |= {"memory": {**plan["memory"], **step.record()}}
     return plan

@@ -93,7 +93,7 @@ def _prepare(run: rundir.RunDir, plan: Plan, line: PeerLink | None) -> None:
     try:
         if line:
             line.gather(plan["config"]["rendezvous_timeout"])
-        if not local_ranks.is_script(plan) and tasks.reads_text(plan):
+        if not local_ranks.is_script(plan) and tasks.spec_of(plan).reads_text:
             prepared_cache.prepare(run, plan)
     except UserError:
         writer.withdraw(run)

@@ -6,6 +6,7 @@ import math
 import os
 from typing import TYPE_CHECKING
 
+from training.config.schema import FIELDS
 from training.core import metric_units, units
 from training.core.jsonl import Record, number
 from training.monitor import term_text
@@ -32,7 +33,7 @@ def head(state: RunState, width: int) -> list[Line]:
     if run["ranks"] is not None:
         facts.append(units.plural(run["ranks"], "rank"))
     facts += [term_text.clean(value) for value in (run["device"], run["precision"]) if value]
-    if (task := run.get("task")) is not None and task != metric_units.GPT:
+    if (task := run.get("task")) is not None and task != FIELDS["task"].default:
         facts.insert(1, term_text.clean(task))
     if program := run.get("program"):
         facts.insert(1, term_text.clean(program) + (f" ({run['source']})" if run["source"] else ""))

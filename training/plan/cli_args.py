@@ -18,6 +18,7 @@ from training.core.errors import Problem, UserError
 from training.core.project import ENTRYPOINT, ROOT
 from training.plan import resume_run
 from training.plan.script_words import launch_words
+from training.tasks.spec import TaskSpec
 
 QUICKSTART = "configs/dual_gpu/quickstart.py"
 # Ranks each script starts on a machine: a number, or None for 'the first argument says'.
@@ -34,7 +35,7 @@ class ParsedArgs:
     typed: int  # ranks; 0: a wrong number
     config_file: Path | None
     file: loader.ConfigFile
-    kind: tasks.TaskSpec
+    kind: TaskSpec
     resolved: resolve.Resolved
     experiments: Path
     resumed: loader.Values = field(default_factory=dict)  # the configuration of the run to resume
@@ -91,8 +92,7 @@ def _look(script: str, args: list[str], environ: Mapping[str, str], fields: Know
         found = resume_run.find(wish, problems)
         resolved = found.resolved or resolved
     problems += resolved.problems
-    kind = tasks.TaskSpec(tasks.GPT, {})
-    return ParsedArgs(line, typed, config_file, file, kind, resolved, experiments, found.known, found.run, found.answer, problems)
+    return ParsedArgs(line, typed, config_file, file, tasks.DEFAULT, resolved, experiments, found.known, found.run, found.answer, problems)
 
 
 def command(script: str, args: list[str], /, **changes: Any) -> str:

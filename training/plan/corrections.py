@@ -13,7 +13,7 @@ from training.config.schema import FIELDS, Known
 from training.config.translate import RANKS, Changes, Sizes
 from training.core.errors import Problem
 from training.plan.cli_args import SCRIPTS, ParsedArgs, command, is_config, takes_ranks
-from training.tasks import GPT, everything
+from training.tasks import DEFAULT, everything
 
 LAUNCH = "launch_train.sh"
 _VARIABLE = re.compile(r"[A-Z][A-Z_]*=")
@@ -61,7 +61,7 @@ def names(unknown: Iterable[flags.Unknown], fields: Known, sizes: Sizes) -> tupl
 def unknown(one: flags.Unknown, found: meant.Meant, fields: Known, fixes: list[str]) -> Problem:
     """The answer to one unknown flag."""
     if one.name in FIELDS and one.name not in fields:
-        return Problem("field.other_task", f"{one.typed} is a field of gpt, which is not the task", "", fixes)
+        return Problem("field.other_task", f"{one.typed} is a field of {DEFAULT.name}, which is not the task", "", fixes)
     what = f"{one.typed} is not a known flag" + (f": {found.why}" if found.why else "")
     dashes = "flags with two dashes, such as --depth=12" if not one.typed.startswith("--") else ""
     return Problem("flag.unknown", what, found.allowed or dashes, fixes)
@@ -122,10 +122,10 @@ def _repair(asked: ParsedArgs, sizes: Sizes, changes: Changes) -> Changes:
     """A total that divides, where the changes make another one necessary."""
     config, origins = asked.resolved.config, asked.resolved.origins
     each = changes.get("device_batch_size", config.device_batch_size)
-    gpt = asked.kind.name == GPT
     if each == "auto" or asked.bad({"device_batch_size", "total_batch_size", "max_seq_len"} - changes.keys()):
         return {}
-    if not gpt and origins["total_batch_size"] == "default" and "total_batch_size" not in changes:
+    if asked.kind.total_follows and origins["total_batch_size"] == "default" and "total_batch_size" not in changes:
         return {}
-    found = (sizes.device_batch_size, sizes.max_seq_len if gpt else 1, sizes.ranks * config.nnodes, sizes.total_batch_size)
+    seq_len = asked.kind.seq_len(replace(config, max_seq_len=sizes.max_seq_len))
+    found = (sizes.device_batch_size, seq_len, sizes.ranks * config.nnodes, sizes.total_batch_size)
     return {} if batch.split(*found) else {"total_batch_size": str(batch.repairs(*found)[0][1])}

@@ -63,7 +63,7 @@ def _reached(run: rundir.RunDir, plan: Plan, config: Config, options: FieldValue
     if saved is None or not per_epoch:
         return False
     more = max(1, config.num_epochs) - saved["epoch"]  # this epoch, and those that have not begun
-    per_step = config.total_batch_size // (config.max_seq_len if tasks.task_of(plan)["name"] == tasks.GPT else 1)
+    per_step = config.total_batch_size // tasks.spec_of(plan).seq_len(config)
     return more < 1 or (more == 1 and per_epoch * per_step - saved["used"] < per_step)
 
 

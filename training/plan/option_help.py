@@ -7,7 +7,7 @@ from typing import Any
 
 from training import tasks
 from training.config.flags import ACTIONS
-from training.config.schema import FIELDS, GROUPS, VIDEO, Known, kind
+from training.config.schema import FIELDS, GROUPS, Known, kind
 from training.core.errors import EXIT_MEANING
 
 
@@ -21,8 +21,10 @@ def option_lines() -> list[str]:
             if meta["group"] != group:
                 continue
             lines.append(_line(name, f, FIELDS))
-    lines += ["", f"Options of --task={VIDEO} (instead of those for gpt alone):"]
-    lines += [_line(name, f, tasks.find(VIDEO, "")[0].own) for name, f in tasks.find(VIDEO, "")[0].own.items()]
+    for spec in tasks.BUILT_IN.values():
+        if spec.own:
+            lines += ["", f"Options of --task={spec.name} (instead of those for {tasks.DEFAULT.name} alone):"]
+            lines += [_line(name, f, spec.own) for name, f in spec.own.items()]
     lines += ["", "Exit codes:", *(f"  {int(code):>3}  {meaning}" for code, meaning in EXIT_MEANING.items())]
     return lines
 
@@ -32,7 +34,7 @@ def _line(name: str, f: Field[Any], fields: Known) -> str:
     shown = "|".join(meta["choices"]) if meta["choices"] else "|".join((kind(name, fields), *meta["words"]))
     default = "''" if f.default == "" else str(f.default).lower() if isinstance(f.default, bool) else f.default
     unit = f" [{meta['unit']}]" if meta["unit"] else ""
-    alone = "; gpt alone" if meta["gpt"] else ""
+    alone = f"; {tasks.DEFAULT.name} alone" if meta["own"] else ""
     also = f"; also {meta['env']}" if meta["env"] else ""
     return f"  --{name + '=' + shown:<36} {meta['help']}{unit} (default {default}{alone}{also})"
 

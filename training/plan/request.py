@@ -25,9 +25,7 @@ from training.host.placement import NODE, RANK, LauncherOptions, Topology
 from training.plan import cli_args as reading
 from training.plan import finished
 from training.plan.cli_args import command, folder
-from training.tasks import sample_batch
-from training.tasks.gpt import validation as gpt
-from training.tasks.video_restoration.kair.loader import api_key
+from training.tasks.spec import TaskSpec
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
@@ -77,8 +75,8 @@ class LaunchRequest(ABC):
 class Request(LaunchRequest):
     """Our own training."""
 
-    kind: tasks.TaskSpec
-    options: FieldValues  # of a task of its own
+    kind: TaskSpec
+    options: dict[str, Any]  # of a task of its own
     config_file: Path | None
     title: str  # that the config file gives itself
     gpu_ids: list[int]  # that it names
@@ -87,21 +85,17 @@ class Request(LaunchRequest):
 
     @property
     def base_name(self) -> str:
-        own = "run" if self.kind.name == tasks.GPT else Path(self.kind.name).stem
-        return self.title or (self.config_file.stem if self.config_file else own)
+        return self.title or (self.config_file.stem if self.config_file else self.kind.run_name)
 
     @property
     def seq_len(self) -> int:
         """Units of one sample."""
-        return self.config.max_seq_len if self.kind.name == tasks.GPT else 1
+        return self.kind.seq_len(self.config)
 
     @property
     def batch(self) -> batch.Batch | None:
         """As far as it is known without looking at the machine."""
-        if self.kind.name != tasks.GPT:
-            return sample_batch.split(self.config, self.origins, self.ranks)
-        size = self.config.device_batch_size
-        return None if isinstance(size, str) else batch.split(size, self.seq_len, self.ranks, self.config.total_batch_size)
+        return self.kind.split(self.config, self.origins, self.ranks)
 
     @property
     def chosen_gpu(self) -> str | None:
@@ -126,15 +120,14 @@ class Request(LaunchRequest):
 
     def login_file(self) -> str | None:
         """An option file that holds a key for W&B: it is read again where W&B starts, and the key written nowhere."""
-        if self.config_file and api_key(self.config_file):
+        if self.config_file and tasks.login_key(self.config_file):
             return str(self.config_file.absolute())
         before = standing.read_plan(self.resume_from) if self.resume_from else None
         return before.get("login_file") if before else None
 
     def tracked(self) -> list[str]:
         """The packages of the trackers that are on."""
-        key = api_key(self.config_file) if self.config_file else None
-        return trackers(self.config, key)
+        return trackers(self.config, tasks.login_key(self.config_file))
 
     def values(self) -> FieldValues:
         """The fields of every training that its task has, for a plan."""
@@ -147,8 +140,8 @@ class Request(LaunchRequest):
         args = list(self.args)
         if self.script == "launch_train.sh":
             del args[next(i for i in range(len(args)) if flags.parse(args[: i + 1]).positional)]
-        changes: FieldValues = {}
-        if self.origins["total_batch_size"] == "default" and self.kind.name != tasks.GPT:
+        changes: dict[str, Any] = {}
+        if self.origins["total_batch_size"] == "default" and self.kind.total_follows:
             return command("launch_train.sh", [str(ranks), *args])
         device, seq, total = self.config.device_batch_size, self.seq_len, self.config.total_batch_size
         size = 1 if isinstance(device, str) else device
@@ -175,13 +168,9 @@ def read(
     place = place_of(script, config, environ, problems, gpus)
     ranks, local_ranks, more = count(place, asked.typed, script, gpus) if place else (asked.typed, asked.typed, [])
     notes += more + asked.overruled()
-    source: corpus.CorpusSource | None = None
-    if kind.name == tasks.GPT:
-        source, wrong = gpt.check(config, origins, installed)
-        problems += ([] if asked.bad(gpt.SIZES) or not ranks else gpt.divides(config, origins, ranks)) + wrong
-    else:
-        problems += [] if asked.bad(sample_batch.SIZES) or not ranks else sample_batch.divides(config, origins, ranks)
-        problems += [] if resolved.problems or asked.file.problems else tasks.check(kind, resolved.options, origins, installed)
+    whole = not (resolved.problems or asked.file.problems)
+    source, wrong = kind.check(config, resolved.options, origins, installed=installed, whole=whole)
+    problems += ([] if asked.bad(kind.sizes) or not ranks else kind.divides(config, origins, ranks)) + wrong
     problems += not_trackable(config, origins) if installed else []
     problems += run_name(config, origins, asked.experiments, resume_from, place, partial(command, script, args))
     if "save_config" in asked.line.flags:

@@ -33,10 +33,10 @@ HARMLESS = {
 DECIDED = {"device", "precision", "compile", "loss_chunks", "device_batch_size"}
 
 
-def check_model(request: Request, shape: dict[str, int]) -> list[str]:
-    """Notes for the plan; `shape` is that of the planned model (depth, vocab, max_seq_len).
+def check_model(request: Request, model: FieldValues) -> list[str]:
+    """Notes for the plan; `model`: what is known of the planned one. What that does not tell is seen when the checkpoint is loaded.
 
-    Raises UserError when the checkpoints are of another model or optimizer.
+    Raises UserError when the checkpoints are of another task or model.
     """
     run = request.resume_from
     assert run
@@ -44,38 +44,26 @@ def check_model(request: Request, shape: dict[str, int]) -> list[str]:
     if saved is None:
         plan = standing.read_plan(run)
         frozen = plan is not None and "config" in plan and "device" not in plan  # a job's plan, which has never been started
-        return [] if frozen or manifest.all_in(run.checkpoints) else [f"{run.name} has no checkpoint yet: it begins again at step 0"]
-    _same_task(request, saved)
-    now, then = {**shape, "optimizer": request.config.optimizer}, {**saved["shape"], "optimizer": saved["optimizer"]}
-    _same_model(run, then, now)
-    return changes(asdict(request.config), request.resumed)
-
-
-def check_task(request: Request) -> list[str]:
-    """The same for a task of another kind than gpt. What the options do not tell of its model is seen when the checkpoint is loaded."""
-    run = request.resume_from
-    assert run
-    saved = manifest.newest(run.checkpoints)
-    if saved:
+        begins = [] if frozen or manifest.all_in(run.checkpoints) else [f"{run.name} has no checkpoint yet: it begins again at step 0"]
+    else:
         _same_task(request, saved)
-        known = {name: str(value) for name, value in request.options.items() if name in saved["shape"]}
-        _same_model(run, {name: str(saved["shape"][name]) for name in known}, known)
-    begins = [] if saved or manifest.all_in(run.checkpoints) else [f"{run.name} has no checkpoint yet: it begins again at step 0"]
+        then, begins = request.kind.saved_model(saved), []
+        _same_model(run, then, {name: value for name, value in model.items() if name in then})
     return begins + changes({**asdict(request.config), **request.options}, request.resumed)
 
 
 def _same_task(request: Request, saved: ManifestRecord) -> None:
-    """Checkpoints that say nothing are from before there were several: a GPT's. Raises UserError."""
-    then, now = saved.get("task", tasks.GPT), request.kind.name
+    """Checkpoints that say nothing are from before there were several: of the default one. Raises UserError."""
+    then, now = saved.get("task", tasks.DEFAULT.name), request.kind.name
     if request.resume_from and then != now:
         what = f"{request.resume_from.name} can not be resumed so: its task is {then}, not {now}"
         raise UserError(Problem("resume.other_task", what, "the same task", ["leave --task out: a resumed run keeps its own"]))
 
 
 def _same_model(run: rundir.RunDir, then: FieldValues, now: FieldValues) -> None:
-    different = [name for name in now if then.get(name) != now[name]]
+    different = [name for name in now if str(then[name]) != str(now[name])]
     if different:
-        shown = ", ".join(f"{name} {then.get(name)} (now {now[name]})" for name in different)
+        shown = ", ".join(f"{name} {then[name]} (now {now[name]})" for name in different)
         leave = " ".join("--tokenizer and --vocab_size" if name == "vocab" else f"--{name}" for name in different)
         what = f"{run.name} can not be resumed so: its checkpoint is of another model: {shown}"
         raise UserError(Problem("resume.other_model", what, "the same model", [f"leave {leave} out: a resumed run keeps its own values"]))

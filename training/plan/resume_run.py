@@ -143,7 +143,7 @@ def _merge(wish: ResumeRequest, run: rundir.RunDir, plan: Plan) -> Found:
 def _finished(wish: ResumeRequest, found: Found) -> finished.Finished | None:
     """With the fields of that run's own task, whichever task is asked about."""
     assert found.run
-    kind, _ = tasks.find(*found.known.get("task", (tasks.GPT, "")))
+    kind, _ = tasks.find(*found.known.get("task", (tasks.DEFAULT.name, "")))
     resolved = wish.merged(found.known, kind.fields)
     return finished.find(found.run, resolved.config, resolved.options)
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from training import tasks
 from training.config import batch
 from training.core import log, units
 from training.core.errors import NothingToDo
@@ -15,8 +13,8 @@ from training.host import decisions, env_vars, gpus, torch_build
 from training.host.placement import RANK
 from training.plan import builder, preflight, resume_checks
 from training.plan.request import Request, read
-from training.tasks.gpt import memory
-from training.tasks.planning import Decided
+from training.tasks.memory import StepNeeds
+from training.tasks.planning import Decided, Situation
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import CorpusRecord, Plan
@@ -36,11 +34,12 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     precision = decisions.precision(config, device.value, request.gpu_ranks, machine)
     compiled = decisions.compiled(config, device.value)
     room = decisions.budget(device.value, request.gpu_ranks if device.value == "cuda" else local, machine)
-    decided = _decide(request, device.value, precision, compiled, room)
+    decided = request.kind.decide(request, Situation(device.value, precision, compiled, room))
+    resumed = resume_checks.check_model(request, decided.model) if request.resume_from else []
     split = decided.batch
     static_graph = decisions.static_graph(config, split.accumulation)
     begun, checks = builder.start(request, machine, torch, device, environ)
-    checks += _checks(request, machine, torch, device.value, room, decided.load)
+    checks += _checks(request, machine, torch, device.value, room, decided.step)
     checks += preflight.compile_works(torch, device.value, request) if compiled.value else []
     builder.refuse_errors(request, checks)
 
@@ -53,7 +52,7 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         "config_file": request.config_name(),
         "login_file": request.login_file(),
         "task": request.kind.record(request.options),
-        "config": request.values() | {"device_batch_size": split.device_sequences},
+        "config": request.values() | {"device_batch_size": split.device_sequences, "total_batch_size": split.total_tokens},
         "precision": precision.record(),
         "compile": compiled.record(),
         "static_graph": static_graph.record(),
@@ -62,6 +61,7 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     }
     plan["notes"] += [
         *decided.notes,
+        *resumed,
         *_warnings(request, checks, static_graph),
         *resume_checks.decided_otherwise(request.resume_from, plan),
     ]
@@ -75,9 +75,9 @@ def _checks(
     torch: torch_build.TorchBuild | None,
     device: str,
     room: int | None,
-    load: memory.StepWorkload | None,
+    step: StepNeeds | None,
 ) -> list[preflight.Check]:
-    facts = preflight.PreflightContext(request, machine, torch, device, room, load)
+    facts = preflight.PreflightContext(request, machine, torch, device, room, step)
     return preflight.at_every_start(facts) + (preflight.only_in_check(facts) if request.check else [])
 
 
@@ -86,19 +86,6 @@ def _warnings(request: Request, checks: list[preflight.Check], static_graph: dec
     if request.config.use_static_graph and not static_graph.value:
         notes.append(f"use_static_graph: {static_graph.reason}")
     return notes
-
-
-def _decide(request: Request, device: str, precision: decisions.Decision, compiled: decisions.Decision, room: int | None) -> Decided:
-    """What depends on the task."""
-    if request.kind.name == tasks.GPT:
-        from training.tasks.gpt import planning
-
-        decided = planning.decide(request, device, precision, compiled, room)
-        return replace(decided, notes=resume_checks.check_model(request, decided.shape)) if request.resume_from else decided
-    assert request.batch, "samples.divides() has checked this"
-    task = request.kind.record(request.options)
-    lines = [f"task {task['name']}" + (f" ({task['file']})" if task["file"] else ""), *tasks.sentences(request.kind, request.options)]
-    return Decided(request.batch, lines, resume_checks.check_task(request) if request.resume_from else [])
 
 
 def _amount(data: CorpusRecord) -> str:

@@ -8,21 +8,23 @@ import keyword
 import os
 import shlex
 import sys
-from collections.abc import Mapping
-from dataclasses import Field, fields, make_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, fields, make_dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from training.config.flags import ACTIONS, ALIASES
-from training.config.schema import FIELDS, VIDEO, option, shared
+from training.config.schema import FIELDS, Config, option, shared
 from training.core.errors import Problem
 from training.core.suggest import suggest
+from training.tasks.sample_spec import SampleSpec
 
 if TYPE_CHECKING:
     import torch
 
-    from training.config.schema import Config
+    from training.core.contracts.plan import Plan
+    from training.data.prepare import PreparedCorpus
     from training.tasks.base import Task
 
 OPTIONS = "OPTIONS"
@@ -31,14 +33,22 @@ REQUIRED = ("model", "train_data", "loss")  # what training.tasks.base.Task leav
 KINDS = ("bool", "int", "float", "str")
 
 
-def read(path: Path, origin: str) -> tuple[dict[str, Field[Any]], list[Problem]]:
-    """Its options as fields, without running it: that is for the ranks."""
+@dataclass(frozen=True)
+class CustomSpec(SampleSpec):
+    """A task of a file of the user's own."""
+
+    def make(self, plan: Plan, device: torch.device, data: PreparedCorpus | None) -> Task:
+        assert self.file
+        return load(self.file, plan["task"]["options"], Config(**plan["config"]), device)
+
+
+def read(path: Path, origin: str, known: Sequence[str]) -> tuple[dict[str, Field[Any]], list[Problem]]:
+    """Its options as fields, without running it: that is for the ranks. `known`: names of the tasks that are built in."""
     said = f"task is {str(path)!r} ({origin})"
     if path.suffix != ".py":
-        known = [str(FIELDS["task"].default), VIDEO]
-        fixes = [f"--task={near}" for near in suggest(str(path), known)]
+        fixes = [f"--task={near}" for near in suggest(str(path), list(known))]
         return {}, [Problem("task.not_python", f"{said}, which is none", f"{', '.join(known)}, or a .py file of your own", fixes)]
-    if path.stem in (FIELDS["task"].default, VIDEO):  # by this name plans and checkpoints know it
+    if path.stem in known:  # by this name plans and checkpoints know it
         return {}, [Problem("task.name_taken", f"{said}, and {path.stem} is one that is built in", "another name for the file")]
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))

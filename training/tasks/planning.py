@@ -11,9 +11,12 @@ from training.config.loader import Values
 from training.config.schema import Config
 from training.core import rundir
 from training.data.corpus import CorpusSource
-from training.tasks.gpt.memory import StepWorkload
+from training.host.decisions import Decision
+from training.host.placement import Topology
+from training.tasks.memory import StepNeeds
 
 if TYPE_CHECKING:
+    from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import TaskFields
 
 
@@ -21,20 +24,41 @@ class PlanRequest(Protocol):
     """Of a request (training.plan.request.Request): what a task needs to decide."""
 
     config: Config
+    options: FieldValues
+    origins: dict[str, str]
     ranks: int
+    place: Topology
+    check: bool
+    dry_run: bool
     config_file: Path | None
     resume_from: rundir.RunDir | None
     resumed: Values
     source: CorpusSource | None
 
+    def values(self) -> FieldValues: ...
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What the plan has decided before it asks the task. `room`: free bytes for one rank, None if unknown."""
+
+    device: str
+    precision: Decision
+    compiled: Decision
+    room: int | None
+
+    @property
+    def bf16(self) -> bool:
+        return bool(self.precision.value == "bf16")
+
 
 @dataclass(frozen=True)
 class Decided:
-    """What depends on the task: `text` and `notes` for people, `fields` of the plan, `load` on the memory where it is known."""
+    """What depends on the task: `text` and `notes` for people, `fields` of the plan, `step` where its memory is known."""
 
     batch: Batch
     text: list[str]
     notes: list[str] = field(default_factory=list)
     fields: TaskFields = field(default_factory=lambda: cast("TaskFields", {}))
-    shape: dict[str, int] = field(default_factory=dict)  # of the model, as its checkpoints tell it; empty: not known before they are read
-    load: StepWorkload | None = None
+    model: FieldValues = field(default_factory=dict)  # as far as it is known, by the names that a checkpoint has (TaskSpec.saved_model)
+    step: StepNeeds | None = None

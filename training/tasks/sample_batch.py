@@ -25,11 +25,11 @@ def divides(config: Config, origins: Mapping[str, str], ranks: int) -> list[Prob
     """The nearest batches that do."""
     if split(config, origins, ranks):
         return []
-    size, total = config.device_batch_size, config.total_batch_size
-    said = f"device_batch_size {size} ({origins['device_batch_size']})"
-    if isinstance(size, str):
-        fixes = [f"--device_batch_size={number}" for number in (1, 4)]
-        return [Problem("batch.auto", f"{said}: what fits the memory is known of gpt alone", "a whole number of samples", fixes)]
+    total = config.total_batch_size
+    said = f"device_batch_size {config.device_batch_size} ({origins['device_batch_size']})"
+    size = 1 if isinstance(config.device_batch_size, str) else config.device_batch_size
+    if size != config.device_batch_size and (origins["total_batch_size"] == "default" or batch.device_choices(1, ranks, total)):
+        return []  # the plan finds one
     counted = units.plural(ranks, "rank")
     what = f"total_batch_size {total} ({origins['total_batch_size']}) does not divide by {said} × {counted} = {size * ranks}"
     fixes = [f"--{name}={value}" for name, value in batch.repairs(size, 1, ranks, total)]

@@ -12,6 +12,7 @@ from training.config.fault_spec import ATTEMPT, Spec, parse
 from training.config.fault_table import CREATING
 from training.core import heartbeat, log, rundir
 from training.trainer.faults import ACTS, FaultContext
+from training.trainer.faults.context import subclasses
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -72,8 +73,7 @@ class Armed(heartbeat.Heartbeat):
         """Just before workers are started. What they call is the dataset; in the rank itself it stays as it was."""
         from torch.utils.data import get_worker_info
 
-        from training.data.token_dataset import TokenDataset
-        from training.tasks.base import Samples
+        from training.data.batch_dataset import BatchDataset
 
         specs, self._workers = self._workers, []
 
@@ -90,5 +90,6 @@ class Armed(heartbeat.Heartbeat):
 
             return rows
 
-        for kind in (TokenDataset, Samples):
-            kind.rows = armed(kind.rows)  # type: ignore
+        for kind in subclasses(BatchDataset):
+            if "rows" in vars(kind):
+                kind.rows = armed(vars(kind)["rows"])

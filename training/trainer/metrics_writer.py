@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training import tasks
 from training.config.schema import Config
 from training.core import log, run_reader, rundir
 from training.host import packages
@@ -28,10 +29,8 @@ _current: MetricsWriter | None = None
 
 def login(plan: Plan) -> str | None:
     """The key for W&B of the run's option file; the environment's wins."""
-    from training.tasks.video_restoration.kair import loader
-
     file = plan.get("login_file")
-    return loader.api_key(Path(file)) if file and not os.environ.get("WANDB_API_KEY") else None
+    return tasks.login_key(Path(file)) if file and not os.environ.get("WANDB_API_KEY") else None
 
 
 class MetricsWriter:

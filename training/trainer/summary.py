@@ -42,8 +42,7 @@ def render(run: rundir.RunDir, plan: Plan) -> str:
 
 
 def _model(plan: Plan) -> str:
-    name = tasks.task_of(plan)["name"]
-    return f"GPT, depth {plan['config']['depth']}" if name == tasks.GPT else str(name)
+    return tasks.spec_of(plan).model_name(plan["config"])
 
 
 def trained(s: SummaryRecord, plan: Plan) -> str:

@@ -115,7 +115,7 @@ def _data(run: rundir.RunDir, plan: Plan, world: World) -> PreparedCorpus | None
     from training import tasks
     from training.trainer import prepared_cache
 
-    if not tasks.reads_text(plan):
+    if not tasks.spec_of(plan).reads_text:
         return None
     if world.rank == 0 and SUPERVISED not in os.environ:
         heartbeat.current.beat("preparing data")

@@ -1,9 +1,9 @@
 """./duet scaling [CONFIG] [--ranks=1,2] [--steps=40] [--rounds=3] [--json] [--key=value …]
 
-Trains with 1, 2, … ranks on this machine, the same work per rank (weak scaling), and compares tokens per second with the
+Trains with 1, 2, … ranks on this machine, the same work per rank (weak scaling), and compares tokens (or samples) per second with the
 expected band; says what limits it. Each run is one of ./launch_train.sh, in a temporary folder. A minute or two.
 
-  CONFIG          default: configs/dual_gpu/quickstart.py
+  CONFIG          default: configs/dual_gpu/quickstart.py; none where --task names another task
   --ranks=1,2     numbers of ranks (default: 1,2, with 4 and 8 where so many GPUs are visible)
   --steps=40      steps that are measured in each run, after 5 that are not counted
   --rounds=3      interleaved rounds; medians are shown

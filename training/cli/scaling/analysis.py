@@ -22,7 +22,7 @@ class ScalingResult:
 
     ranks: int
     step_ms: float
-    tokens_per_s: float  # all ranks
+    tokens_per_s: float  # or samples, all ranks
     speed_up: float  # against one rank
     speed_up_range: tuple[float, float]  # of the rounds
     band: tuple[float, float] | None

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 from training import tasks
 from training.cli.scaling.options import COMMAND, ScalingOptions
-from training.config import batch, flags, loader, resolve
+from training.config import flags, loader, resolve
 from training.config.schema import FIELDS, Config, kind
 from training.core.errors import Exit, Problem, UserError
 from training.core.project import ROOT
 from training.host import env_vars, gpus
 from training.plan import training_plan as planner
 from training.plan.cli_args import QUICKSTART
+from training.tasks.spec import TaskSpec
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import DecisionName, Plan
@@ -59,16 +60,18 @@ class Experiment:
     device: str  # cuda or cpu
     device_reason: str
     precision: str
-    sequences: int  # per rank and micro-batch
+    sequences: int  # or samples, per rank and micro-batch
     seq_len: int
     accumulation: int  # micro-batches per optimizer step
     gpus: tuple[str, ...] = ()  # of the ranks, as CUDA_VISIBLE_DEVICES takes them
     threads: int = 1  # per rank, on the CPU
     cores: int = 1
+    unit: str = "tokens"  # what the task counts
+    fixed: tuple[str, ...] = tuple(FIXED)  # those fields that the task has
 
     @property
     def tokens_per_rank(self) -> int:
-        """Tokens of one rank and optimizer step."""
+        """Tokens, or samples, of one rank and optimizer step."""
         return self.sequences * self.seq_len * self.accumulation
 
     def share_cores(self, ranks: int) -> bool:
@@ -77,47 +80,44 @@ class Experiment:
     def command(self, ranks: int, folder: Path, name: str, more_steps: int = 0) -> list[str]:
         """The run of so many ranks, below `folder`."""
         own = {"num_iterations": self.steps + WARM_UP_STEPS + more_steps, "run_name": name, "out_dir": folder, "log_dir": folder / "logs"}
-        values = {**FIXED, **own, "total_batch_size": self.tokens_per_rank * ranks}
+        values = {**{name: FIXED[name] for name in self.fixed}, **own, "total_batch_size": self.tokens_per_rank * ranks}
         return [str(ROOT / SCRIPT), str(ranks), *self.args, *(f"--{k}={v}" for k, v in values.items())]
 
 
 def prepare(options: ScalingOptions, environ: Mapping[str, str]) -> Experiment:
     """Check everything by a plan for the largest number of ranks. Raises UserError with all problems, ours and the launcher's."""
     problems = list(options.problems)
-    line = flags.parse(options.rest)
+    line = flags.parse(options.rest, tasks.everything())
     args = list(options.rest)
+    named = line.flags["task"][0] if "task" in line.flags else environ.get(f"{resolve.PREFIX}TASK", tasks.DEFAULT.name)
     for name, (_, typed) in line.flags.items():
         if name in FIXED:
             fixes = [f"--steps={options.steps}"] if name == "num_iterations" else []
             problems.append(Problem("scaling.fixed_flag", f"{typed} can not be chosen here: the measurement sets it", "left out", fixes))
             args = without(args, name)
     given = [line.flags["config"][0]] if "config" in line.flags else line.positional[:1]
-    if not given:
-        args.insert(0, str(ROOT / QUICKSTART))
-    config = given[0] if given else QUICKSTART
+    config = given[0] if given else named
+    if not given and named == tasks.DEFAULT.name:
+        config, given = QUICKSTART, [str(ROOT / QUICKSTART)]
+        args.insert(0, given[0])
     if "dry_run" in line.flags:
         problems.append(
             Problem(
                 "scaling.no_dry_run",
                 "--dry_run: a measurement has no plan to show",
                 "left out",
-                [f"./{SCRIPT} 2 {shlex.quote(config)} --dry_run"],
+                [f"./{SCRIPT} 2 {shlex.join(given and [config])} --dry_run"],
             )
         )
         args = without(args, "dry_run")
-    values, _ = loader.load(Path(os.path.expanduser(given[0] if given else str(ROOT / QUICKSTART))))  # noqa: PTH111 – as in training.plan.request
-    resolved = resolve.resolve(line, values, environ)
-    if (task := resolved.config.task) != tasks.GPT:
-        raise UserError(
-            Problem("scaling.task", f"task is {task!r} ({resolved.origins['task']}): scaling is measured for {tasks.GPT}", tasks.GPT)
-        )
+    spec, resolved = _configuration(options.rest, given, environ)
     ranks = options.ranks or default_ranks(resolved.config.device, environ)
     # As variables, so that the commands which the plan suggests hold only what the user typed.
-    fixed = FIXED | {"num_iterations": "1", "out_dir": tempfile.gettempdir(), "run_name": f"scaling-{os.getpid()}"}
+    fixed = _fixed(spec) | {"num_iterations": "1", "out_dir": tempfile.gettempdir(), "run_name": f"scaling-{os.getpid()}"}
     surroundings = {k: v for k, v in {**environ, **{resolve.PREFIX + n.upper(): v for n, v in fixed.items()}}.items() if v}
     typed_total = line.flags.get("total_batch_size", ("", ""))[0]
     if not any(p.field == "total_batch_size" for p in resolved.problems):
-        total = weak_total(resolved.config, max(ranks))
+        total = weak_total(spec, resolved.config, resolved.origins, max(ranks))
         if total:
             args = without(args, "total_batch_size")
             surroundings["DUET_TOTAL_BATCH_SIZE"] = str(total)
@@ -155,7 +155,23 @@ def _experiment(
         gpus=tuple(g["uuid"] if g["uuid"].startswith("GPU-") else str(g["index"]) for g in plan["gpus"]),
         threads=int(own_threads) if own_threads.isdecimal() and int(own_threads) else 1,
         cores=env_vars.cpu_count(),
+        unit=plan["task"]["unit"],
+        fixed=tuple(_fixed(tasks.spec_of(plan))),
     )
+
+
+def _configuration(rest: list[str], config: list[str], environ: Mapping[str, str]) -> tuple[TaskSpec, resolve.Resolved]:
+    """The task and its configuration; what is wrong with either is the plan's to say."""
+    path = Path(os.path.expanduser(config[0])) if config else None  # noqa: PTH111 – as in training.plan.cli_args
+    values = loader.read(path, tasks.CONFIG_READERS, 0).values if path else {}
+    first = resolve.resolve(flags.parse(rest, tasks.everything()), values, environ, fields=tasks.everything())
+    spec, _ = tasks.find(first.config.task, first.origins["task"])
+    return spec, resolve.resolve(flags.parse(rest, spec.fields), values, environ, fields=spec.fields)
+
+
+def _fixed(spec: TaskSpec) -> dict[str, str]:
+    """Of FIXED what this task has; an option of its own may have such a name."""
+    return {name: value for name, value in FIXED.items() if spec.fields.get(name) is FIELDS[name]}
 
 
 def default_ranks(device: str, environ: Mapping[str, str]) -> tuple[int, ...]:
@@ -163,15 +179,14 @@ def default_ranks(device: str, environ: Mapping[str, str]) -> tuple[int, ...]:
     return (1, 2, *(n for n in (4, 8) if n <= visible))
 
 
-def weak_total(config: Config, ranks: int) -> int | None:
-    """Tokens per step for `ranks`, with the accumulation that the config's own total gives for as many of them as it divides
+def weak_total(spec: TaskSpec, config: Config, origins: Mapping[str, str], ranks: int) -> int | None:
+    """Tokens or samples per step for `ranks`, with the accumulation that the config's own total gives for as many of them as it divides
     by (1 when for none). None when device_batch_size is auto: the plan decides both."""
     if isinstance(config.device_batch_size, str):
         return None
-    size, seq = config.device_batch_size, config.max_seq_len
-    own = (batch.split(size, seq, n, config.total_batch_size) for n in range(ranks, 0, -1))
+    own = (spec.split(config, origins, n) for n in range(ranks, 0, -1))
     accumulation = next((found.accumulation for found in own if found), 1)
-    return int(size * seq * ranks * accumulation)
+    return int(config.device_batch_size * spec.seq_len(config) * ranks * accumulation)
 
 
 def without(args: list[str], name: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from training.cli.scaling import analysis
 from training.cli.scaling.analysis import ScalingReport, ScalingResult
 from training.cli.scaling.experiment import THREADS, WARM_UP_STEPS, Experiment
-from training.core import units
+from training.core import metric_units, units
 
 SCHEMA_VERSION = 1
 VERDICTS = {
@@ -24,12 +24,18 @@ def introduction(experiment: Experiment) -> list[str]:
     return [
         f"scaling check of {experiment.config}: {numbers} ranks on {experiment.device} ({experiment.device_reason}), "
         f"{experiment.precision}",
-        f"each rank: {experiment.sequences} sequences × {experiment.seq_len} tokens × {experiment.accumulation} accumulation "
+        f"each rank: {_samples(experiment)} × {experiment.accumulation} accumulation "
         f"step{'s' if experiment.accumulation > 1 else ''} "
-        f"= {experiment.tokens_per_rank} tokens per step, whatever their number (weak scaling)",
+        f"= {experiment.tokens_per_rank} {experiment.unit} per step, whatever their number (weak scaling)",
         *([_threads(experiment)] if experiment.device == "cpu" else []),
         f"{experiment.rounds} rounds, {experiment.steps} steps of each run after {WARM_UP_STEPS} that do not count",
     ]
+
+
+def _samples(experiment: Experiment) -> str:
+    if experiment.unit == metric_units.TOKENS:
+        return f"{experiment.sequences} sequences × {experiment.seq_len} tokens"
+    return f"{experiment.sequences} {experiment.unit}"
 
 
 def _threads(experiment: Experiment) -> str:
@@ -40,7 +46,9 @@ def _threads(experiment: Experiment) -> str:
 
 def text(report: ScalingReport) -> str:
     """The table, and what limits each number of ranks."""
-    lines = [f"{'ranks':>5} {'step ms':>9} {'tokens/s':>11} {'speed-up':>9} {'efficiency':>11}  {'expected':<10}  verdict"]
+    lines = [
+        f"{'ranks':>5} {'step ms':>9} {report.experiment.unit + '/s':>11} {'speed-up':>9} {'efficiency':>11}  {'expected':<10}  verdict"
+    ]
     for r in report.results:
         expected = f"{r.band[0]:.2f}–{r.band[1]:.2f}" if r.band else "-"
         shared = " (ranks share cores)" if r.share_cores else ""
@@ -71,7 +79,7 @@ def main_limit(result: ScalingResult) -> str:
     assert result.machine_ms is not None and result.exchange_ms is not None
     machine, exchange = (max(0.0, ms) for ms in (result.machine_ms, result.exchange_ms))
     if result.speed_up >= result.ranks:
-        return "nothing, they do more than as many times the work of one: ranks share Muon's arithmetic"
+        return "nothing, they do more than as many times the work of one: an optimizer whose work the ranks share, or noise"
     if machine + exchange < SMALL * result.step_ms:
         return "nothing that can be measured"
     missing = f"{result.ranks - result.speed_up:.2f} of {result.ranks} missing"
@@ -82,7 +90,7 @@ def main_limit(result: ScalingResult) -> str:
 
 
 def _cost(ms: float, result: ScalingResult) -> str:
-    sign = "+" if ms >= 0 else "−"  # below zero: noise, or Muon's arithmetic, which independent runs do not share
+    sign = "+" if ms >= 0 else "−"  # below zero: noise, or an optimizer's arithmetic, which independent runs do not share
     return f"{sign}{abs(ms):.1f} ms ({sign}{100 * abs(ms) / result.step_ms:.0f} % of a step)"
 
 
@@ -132,7 +140,8 @@ def record(report: ScalingReport) -> dict[str, object]:
         "cores": e.cores,
         "threads_per_rank": e.threads if e.device == "cpu" else None,
         "sequences_per_rank": e.sequences,
-        "tokens_per_sequence": e.seq_len,
+        "unit": e.unit,
+        "tokens_per_sequence": e.seq_len if e.unit == metric_units.TOKENS else None,
         "accumulation_steps": e.accumulation,
         "measured_steps_per_run": e.steps,
         "warm_up_steps_per_run": WARM_UP_STEPS,
@@ -140,17 +149,17 @@ def record(report: ScalingReport) -> dict[str, object]:
         "other_work_cores": _rounded(report.other_work),
         "parameters": report.parameters,
         "gradients_mb_per_rank_and_step": _rounded(report.gradient_mb),
-        "results": [_row(r) for r in report.results],
+        "results": [_row(r, e.unit) for r in report.results],
         "notes": notes(report),
     }
 
 
-def _row(r: ScalingResult) -> dict[str, object]:
+def _row(r: ScalingResult, unit: str) -> dict[str, object]:
     separated = r.machine_ms is not None and r.exchange_ms is not None
     return {
         "ranks": r.ranks,
         "step_ms": _rounded(r.step_ms),
-        "tokens_per_s": _rounded(r.tokens_per_s),
+        metric_units.SPEEDS[unit]: _rounded(r.tokens_per_s),
         "speed_up_factor": _rounded(r.speed_up),
         "speed_up_factor_min": _rounded(r.speed_up_range[0]),
         "speed_up_factor_max": _rounded(r.speed_up_range[1]),

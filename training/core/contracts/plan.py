@@ -115,34 +115,16 @@ class BatchRecord(TypedDict):
     accumulation: int  # micro-batches per rank and step, from 1
 
 
-class WorkloadRecord(TypedDict):
-    """What one rank trains: all that its memory depends on (training.tasks.gpt.memory.StepWorkload)."""
-
-    depth: int
-    sequences: int  # per micro-batch
-    seq_len: int  # tokens
-    vocab: int  # rows of the embedding
-    bf16: bool
-    compiled: bool
-    cuda: bool
-    muon: bool
-    ranks: int
-    blocks: int  # checkpointed, 0 to depth
-    chunks: int  # parts of the loss, from 1
-    total_tokens: int  # per optimizer step of all ranks; 0: of one micro-batch
-    copy: bool  # rank 0's copy of a checkpoint takes the same memory
-
-
 class MemoryRecord(TypedDict):
-    """Estimated bytes per rank at the peak of a step."""
+    """Estimated bytes per rank at the peak of a step; the parts as far as the task knows them."""
 
     parameters_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
-    weight_copies_bytes: int
+    weight_copies_bytes: NotRequired[int]
     activations_bytes: int
-    logits_bytes: int
-    block_bytes: int
+    logits_bytes: NotRequired[int]
+    block_bytes: NotRequired[int]
     context_bytes: int
     saved_bytes: int
     total_bytes: int
@@ -150,11 +132,14 @@ class MemoryRecord(TypedDict):
     tight_bytes: int  # with room to spare
 
 
-class PlannedMemory(MemoryRecord):
-    """With what it was estimated for."""
+class StepRecord(MemoryRecord):
+    """With what it was estimated for, in the task's own terms (training.tasks.spec.TaskSpec.step reads it)."""
 
+    load: FieldValues
+
+
+class PlannedMemory(StepRecord):
     free_bytes: int | None  # for one rank; None: unknown
-    load: WorkloadRecord
 
 
 class CorpusRecord(TypedDict):

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from training.tasks.video_restoration.kair import loader
+from training import tasks
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import CodeRecord
@@ -60,7 +60,7 @@ def take(root: Path, target: Path, without: Iterable[Path] = ()) -> Code:
         if name not in tracked and source.lstat().st_size > LARGEST_UNTRACKED:
             left_out.append(name)
             continue
-        if source.suffix == ".json" and loader.api_key(source):  # the plan knows where it lies
+        if source.suffix == ".json" and tasks.login_key(source):  # the plan knows where it lies
             continue
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source, target / name, follow_symlinks=False)

@@ -64,8 +64,8 @@ class Run:
 
     @property
     def task(self) -> str:
-        """What it trains; a plan that was made before there were several tasks is a GPT's."""
-        return self.script or text(dig(self.plan, "task", "name")) or tasks.GPT
+        """What it trains; a plan that was made before there were several tasks is of the default one."""
+        return self.script or text(dig(self.plan, "task", "name")) or tasks.DEFAULT.name
 
     @property
     def script(self) -> str | None:

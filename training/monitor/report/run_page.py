@@ -44,7 +44,7 @@ def _head(run: Run, spoken: str) -> Html:
     words = [
         f"{ranks} {'rank' if ranks == 1 else 'ranks'}" + (f" on {_devices(run)}" if device else "") if ranks else None,
         text(value_of(run.plan, "precision")),
-        f"task {run.task}" if run.task not in (tasks.GPT, run.script) else None,
+        f"task {run.task}" if run.task not in (tasks.DEFAULT.name, run.script) else None,
         f"data {data}" if data else None,
         f"script {run.script}" if run.script else None,
         f"started {clock(run.begun, sections.FULL_TIME)}" if run.begun else None,

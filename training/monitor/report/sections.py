@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from training import tasks
 from training.config.batch import Batch
-from training.config.schema import FIELDS, VIDEO
+from training.config.schema import FIELDS
 from training.core import redact, units
 from training.core.jsonl import Record, dig, items, number, text, whole
 from training.core.units import clock, count, duration
@@ -78,8 +78,8 @@ def configuration(run: Run) -> Html | None:
 def _fields(run: Run) -> Mapping[str, Field[Any]]:
     """What is known of its settings; a task of somebody's own says nothing of its options."""
     task, own = run.plan.get("task"), dig(run.plan, "task", "options")
-    ours = tasks.find(VIDEO, "")[0].own if dig(task, "name") == VIDEO and dig(task, "file") is None else {}
-    return {name: field for name, field in FIELDS.items() if not isinstance(own, dict) or name not in own} | dict(ours)
+    spec = tasks.BUILT_IN.get(text(dig(task, "name")) or "") if dig(task, "file") is None else None
+    return {name: field for name, field in FIELDS.items() if not isinstance(own, dict) or name not in own} | dict(spec.own if spec else {})
 
 
 def _setting(name: str, value: object, origin: str, field: Field[Any] | None) -> list[object]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from training import tasks
 from training.host import cgroups
 from training.host.gpus import GpuInventory
 from training.host.torch_build import TorchBuild
@@ -25,57 +26,66 @@ from training.plan.preflight.startup_checks import (
     torch_fits,
 )
 from training.plan.request import LaunchRequest, Request
-from training.tasks.gpt import memory
-from training.tasks.gpt.memory_fit import suggestions
+from training.tasks.memory import Estimate, StepNeeds
 
 __all__ = [
     "ERROR", "OK", "WARNING", "Check", "PreflightContext", "at_every_start", "compile_works", "count", "folder", "gpus", "host_memory",
     "not_running", "only_in_check", "port", "shared_memory", "table", "torch_fits", "worst",
 ]  # fmt: skip
-NOTHING = memory.Estimate(0, 0, 0, 0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class _Nothing:
+    """The estimate of a run whose needs are not known."""
+
+    parameters: int = 0
+    optimizer: int = 0
+    total: int = 0
+    needed: int = 0
+    tight: int = 0
 
 
 @dataclass(frozen=True)
 class PreflightContext:
-    """What the checks are about. `room`: free bytes for one rank; `load` is None for somebody's own script, whose needs are not known."""
+    """What the checks are about. `room`: free bytes for one rank; `step` is None where its needs are not known."""
 
     request: LaunchRequest
     machine: GpuInventory
     torch: TorchBuild | None
     device: str
     room: int | None = None
-    load: memory.StepWorkload | None = None
+    step: StepNeeds | None = None
 
     @property
-    def estimate(self) -> memory.Estimate:
-        return memory.estimate(self.load) if self.load else NOTHING
+    def estimate(self) -> Estimate:
+        return self.step.estimate if self.step else _Nothing()
 
     @property
     def workers(self) -> int:
-        return self.request.config.num_workers if self.load else 0
+        return self.request.config.num_workers if isinstance(self.request, Request) else 0
 
 
 def at_every_start(facts: PreflightContext) -> list[Check]:
     """Milliseconds together."""
-    request, estimate, load = facts.request, facts.estimate, facts.load
+    request, estimate, step = facts.request, facts.estimate, facts.step
     config, origins, ranks, room = request.config, request.origins, request.local_ranks, facts.room
     group = cgroups.memory() if facts.device == "cpu" else None
     if group:
         room = min(room, group.room // ranks) if room is not None else group.room // ranks
-    small = load is not None and room is not None and estimate.needed > room
-    smaller = [request.command(**c) for c in suggestions(load, config, request.ranks, room)] if small and load and room else []
+    small = step is not None and room is not None and estimate.needed > room
+    smaller = [request.command(**c) for c in step.suggestions(config, request.ranks, room)] if small and step and room else []
     checks: list[Check] = []
     if facts.device == "cuda":
-        checks += [*gpus(facts.machine, estimate, request, smaller, load), *torch_fits(facts.machine, facts.torch, request, load)]
-        checks.append(ram_beside_gpus(estimate, load, ranks))
-    elif load:
+        checks += [*gpus(facts.machine, estimate, request, smaller, step), *torch_fits(facts.machine, facts.torch, request, step)]
+        checks.append(ram_beside_gpus(estimate, step, ranks))
+    elif step:
         checks.append(host_memory(room, estimate, request, smaller))
     checks.append(cpu(facts.workers, ranks, request.command_with))
     shm = shared_memory(facts.workers, ranks, nccl=facts.device == "cuda")
     checks += [shm] if shm else []
     checks.append(open_files(facts.workers, ranks))
     # A checkpoint holds weights and optimizer state; one more is on the disk while a new one is written.
-    saved = (estimate.parameters + estimate.optimizer + load.elsewhere) * (config.keep_checkpoints + 1) if load else 0
+    saved = (estimate.parameters + estimate.optimizer + step.elsewhere) * (config.keep_checkpoints + 1) if step else 0
     checks.append(folder("run", request.experiments, "out_dir", saved + (64 << 20), origins["out_dir"]))
     checks.append(folder("log", request.logs, "log_dir", 1 << 20, origins["log_dir"]))
     checks += not_running(request.resume_from) if request.resume_from and request.place.first_node else []
@@ -85,7 +95,6 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
 def only_in_check(facts: PreflightContext) -> list[Check]:
     """A second at most: what reads many files, asks the network or questions the driver at length."""
     from training.plan.preflight import data_checks, host_checks, versions
-    from training.tasks.video_restoration.kair import loader
 
     request, several = facts.request, facts.request.local_ranks != facts.request.ranks
     checks: list[Check] = []
@@ -97,5 +106,5 @@ def only_in_check(facts: PreflightContext) -> list[Check]:
     checks += [host_checks.host_name(several), host_checks.clock()]
     if isinstance(request, Request):
         checks += [data_checks.data(request.source.files, request.config.data)] if request.source else []
-        checks.append(data_checks.wandb(request.config, loader.api_key(request.config_file) if request.config_file else None))
+        checks.append(data_checks.wandb(request.config, tasks.login_key(request.config_file)))
     return [*checks, versions.check(facts.torch, facts.machine)]

@@ -17,8 +17,8 @@ from training.host.gpus import EXCLUSIVE, PROHIBITED, Gpu, GpuInventory
 from training.host.torch_build import TorchBuild
 from training.plan.preflight.report import ERROR, OK, WARNING, Check
 from training.plan.request import LaunchRequest
-from training.tasks.gpt import memory
-from training.tasks.gpt.model_dims import flops_per_token
+from training.tasks import memory
+from training.tasks.memory import StepNeeds
 
 RECOMMENDED_GPU_BYTES = 20 * 10**9  # what the original configs were made for
 WORKER_SHM_BYTES = 64 << 20
@@ -28,24 +28,23 @@ CPU_FLOPS, PATIENCE_S = 1e11, 600  # a few cores: the quickstart takes two of th
 RANK_RAM_BYTES = 2 << 30  # torch with CUDA, an estimate
 
 
-def on_cpu(request: LaunchRequest, load: memory.StepWorkload | None) -> list[str]:
+def on_cpu(request: LaunchRequest, step: StepNeeds | None) -> list[str]:
     """The same run on the CPU, unless that would take hours there."""
-    if load:
-        tokens = request.config.num_iterations * (load.total_tokens or load.tokens * load.ranks)
-        if not tokens or flops_per_token(load.shape) * tokens / CPU_FLOPS > PATIENCE_S:
-            return []
+    flops = step.flops(request.config.num_iterations) if step else None
+    if flops is not None and (not flops or flops / CPU_FLOPS > PATIENCE_S):
+        return []
     return [request.command(device="cpu")]
 
 
 def gpus(
-    machine: GpuInventory, estimate: memory.Estimate, request: LaunchRequest, smaller: list[str], load: memory.StepWorkload | None = None
+    machine: GpuInventory, estimate: memory.Estimate, request: LaunchRequest, smaller: list[str], step: StepNeeds | None = None
 ) -> Iterable[Check]:
     """Enough GPUs, each with room for the estimate, and who is on them; `smaller`: commands for runs that fit."""
     have, ranks = len(machine.gpus), request.gpu_ranks
     if have < ranks:
         parts = ["name whole GPUs in CUDA_VISIBLE_DEVICES: parts of one (MIG) are not counted"] if "MIG-" in machine.reason else []
         fixes = [*parts, *([request.command_with(have)] if have else [])]
-        fixes += [*on_cpu(request, load), "./train_dual_gpu.sh configs/dual_gpu/quickstart.py   # two ranks on any machine"]
+        fixes += [*on_cpu(request, step), "./train_dual_gpu.sh configs/dual_gpu/quickstart.py   # two ranks on any machine"]
         yield Check("GPUs", ERROR, f"{units.plural(ranks, 'GPU is', 'GPUs are')} needed, {have} visible: {machine.reason}", fixes)
         return
     yield Check("GPUs", OK, f"{have} visible, {ranks} used; driver {machine.driver or '-'}, CUDA up to {machine.cuda or '-'}")
@@ -81,15 +80,13 @@ def _gpu(gpu: Gpu, estimate: memory.Estimate, smaller: list[str]) -> Iterable[Ch
         yield Check(f"{name} parts", WARNING, text, [f"sudo nvidia-smi -i {gpu.index} -mig 0"])
 
 
-def torch_fits(
-    machine: GpuInventory, torch: TorchBuild | None, request: LaunchRequest, load: memory.StepWorkload | None = None
-) -> Iterable[Check]:
+def torch_fits(machine: GpuInventory, torch: TorchBuild | None, request: LaunchRequest, step: StepNeeds | None = None) -> Iterable[Check]:
     """The installed torch can use these GPUs: built for CUDA, and not for a newer one than the driver runs."""
     if torch is None or not machine.gpus:
         return
     name = f"torch {torch.version}"
     if torch.cuda is None:
-        fixes = [*on_cpu(request, load), "install a CUDA build of torch, or point TORCH_LOCAL_PATH to one"]
+        fixes = [*on_cpu(request, step), "install a CUDA build of torch, or point TORCH_LOCAL_PATH to one"]
         yield Check("torch", ERROR, f"{name} is built for the CPU only: it can not use a GPU", fixes)
     elif machine.cuda and int(machine.cuda.split(".")[0]) < int(torch.cuda.split(".")[0]):
         text = f"{name} is built for CUDA {torch.cuda}; driver {machine.driver} runs CUDA up to {machine.cuda}"
@@ -202,10 +199,10 @@ def open_files(num_workers: int, ranks: int) -> Check:
     return Check("open files", WARNING, f"{most} for each process, {needed} may be needed", [fix])
 
 
-def ram_beside_gpus(estimate: memory.Estimate, load: memory.StepWorkload | None, ranks: int) -> Check:
+def ram_beside_gpus(estimate: memory.Estimate, step: StepNeeds | None, ranks: int) -> Check:
     """Training on GPUs: the host holds torch itself, and rank 0's copy of a checkpoint while it is written."""
     free = cgroups.available_memory()
-    copy = estimate.parameters + estimate.optimizer + (load.elsewhere if load else 0)
+    copy = estimate.parameters + estimate.optimizer + (step.elsewhere if step else 0)
     needed = ranks * RANK_RAM_BYTES + copy
     if free < needed:
         text = f"{memory.gib(free)} free, about {memory.gib(needed)} needed beside the GPUs{cgroups.says_who()}"

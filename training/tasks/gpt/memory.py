@@ -10,18 +10,17 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, cast
 
 from training.tasks.gpt.model_dims import ModelDims
+from training.tasks.memory import CONTEXT, gib, with_ample_margin, with_margin
 
 if TYPE_CHECKING:
-    from training.core.contracts.plan import MemoryRecord, WorkloadRecord
+    from training.core.contracts.plan import MemoryRecord
 
-GIB = 1 << 30
 # What the authors of the original dual-GPU configs promise for 2 × 32 GB, in GB, printed beside our estimate.
 PROMISE = {"conservative": "15–16 GB", "balanced": "20–22 GB", "aggressive": "28–30 GB"}
 
 # Bytes per token and unit of width. The residual stream is fp32, under bf16 autocast too.
 RESIDUAL = 4  # all that a checkpointed block keeps: its input
 PARTS = 8  # the parts' gradients of a loss in parts, while they are added up
-CONTEXT = GIB // 2  # CUDA's own memory on a GPU, with the kernels of torch
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,6 @@ class StepWorkload:
     chunks: int = 1  # of the loss
     total_tokens: int = 0  # of an optimizer step, all ranks; 0: of one micro-batch
     copy: bool = False  # rank 0's copy of a checkpoint lies in the same memory, as on a CPU
-
-    def record(self) -> WorkloadRecord:
-        return cast("WorkloadRecord", asdict(self))
 
     @property
     def shape(self) -> ModelDims:
@@ -106,11 +102,11 @@ class Estimate:
 
     @property
     def needed(self) -> int:
-        return int(self.total * 1.10) + GIB
+        return with_margin(self.total)
 
     @property
     def tight(self) -> int:
-        return int(self.total * 1.25) + GIB
+        return with_ample_margin(self.total)
 
     def record(self) -> MemoryRecord:
         parts = {f"{name}_bytes": value for name, value in asdict(self).items()}
@@ -125,13 +121,6 @@ class Estimate:
             f"optimizer {gib(self.optimizer)}, {copies}activations {gib(self.activations)}, {peak}); "
             f"{gib(self.needed)} with the margin that decides"
         )
-
-
-def gib(amount: int | None) -> str:
-    """Bytes for people."""
-    if amount is None:
-        return "-"
-    return f"{amount / GIB:.1f} GiB" if amount >= GIB else f"{amount / (1 << 20):.0f} MiB"
 
 
 @dataclass(frozen=True)

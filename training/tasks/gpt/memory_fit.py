@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from training.config import batch
 from training.config.schema import Config
 from training.host.decisions import Decision
-from training.tasks.gpt.memory import Estimate, StepWorkload, estimate, gib
+from training.tasks.gpt.memory import Estimate, StepWorkload, estimate
+from training.tasks.memory import gib
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues

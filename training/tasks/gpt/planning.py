@@ -9,9 +9,9 @@ from training.config import batch
 from training.core import manifest
 from training.data.tokenizer import vocab_of
 from training.data.tokenizer_base import BPE
-from training.host.decisions import Decision
 from training.tasks.gpt import memory, memory_fit
-from training.tasks.planning import Decided, PlanRequest
+from training.tasks.gpt.step import GptStep
+from training.tasks.planning import Decided, PlanRequest, Situation
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import TaskFields
@@ -27,8 +27,7 @@ def _vocab(request: PlanRequest) -> int:
     return min(planned, int(saved["shape"].get("vocab", planned))) if saved and same else planned
 
 
-def decide(request: PlanRequest, device: str, precision: Decision, compiled: Decision, room: int | None) -> Decided:
-    """`room`: free bytes for one rank."""
+def decide(request: PlanRequest, machine: Situation) -> Decided:
     config, ranks = request.config, request.ranks
     vocab = _vocab(request)
     shape = {"depth": config.depth, "vocab": vocab, "max_seq_len": config.max_seq_len}
@@ -37,28 +36,28 @@ def decide(request: PlanRequest, device: str, precision: Decision, compiled: Dec
         0,
         config.max_seq_len,
         vocab,
-        bf16=precision.value == "bf16",
-        compiled=compiled.value,
-        cuda=device == "cuda",
+        bf16=machine.bf16,
+        compiled=machine.compiled.value,
+        cuda=machine.device == "cuda",
         muon=config.optimizer == "muon",
         ranks=ranks,
         total_tokens=config.total_batch_size,
-        copy=device == "cpu",
+        copy=machine.device == "cpu",
     )
-    fitting = memory_fit.choose(asked, config, ranks, room)
+    fitting = memory_fit.choose(asked, config, ranks, machine.room)
     split = batch.split(fitting.load.sequences, config.max_seq_len, ranks, config.total_batch_size) if fitting else None
     assert fitting and split and request.source, "the request has been checked"
-    estimate = memory.estimate(fitting.load)
+    step = GptStep(fitting.load)
     fields: TaskFields = {
         "device_batch_size": fitting.sequences.record(),
         "activation_checkpointing": fitting.blocks.record(),
         "loss_chunks": fitting.chunks.record(),
-        "memory": {**estimate.record(), "free_bytes": room, "load": fitting.load.record()},
+        "memory": {**step.record(), "free_bytes": machine.room},
         "data": {"name": request.source.name, "files": len(request.source.files), "bytes": request.source.total_bytes},
     }
     promise = memory.PROMISE.get(Path(request.config_file).stem) if request.config_file else None
     text = [
-        f"memory, estimated: {estimate.sentence()}" + (f"; the original authors promise {promise} of 32 GB" if promise else ""),
+        f"memory, estimated: {step.estimate.sentence()}" + (f"; the original authors promise {promise} of 32 GB" if promise else ""),
         fitting.sentence(),
     ]
-    return Decided(split, text, fields=fields, shape=shape, load=fitting.load)
+    return Decided(split, text, fields=fields, model={**shape, "optimizer": config.optimizer}, step=step)

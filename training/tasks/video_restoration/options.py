@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from training.config.schema import option
 
+NAME = "video_restoration"
+
 
 @dataclass
 class VideoOptions:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -19,3 +20,9 @@ class FaultContext:
     code: int
     above: int
     tell: Callable[[], None]  # notes 'injected' with the time; a fault without `tells` calls it when it really happens
+
+
+def subclasses(kind: type[Any]) -> set[type[Any]]:
+    """All below it, of the product and of a user's own file."""
+    found = set(kind.__subclasses__())
+    return found.union(*map(subclasses, found))

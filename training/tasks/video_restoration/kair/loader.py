@@ -12,12 +12,13 @@ from typing import Any
 
 from training.config.jsonc import JsoncError, kind, parse, without_comments
 from training.config.loader import ConfigFile
-from training.config.schema import FIELDS, VIDEO
+from training.config.schema import FIELDS
 from training.core.errors import Problem
 from training.core.redact import masked
 from training.core.suggest import suggest
 from training.tasks.video_restoration.kair.keys import MARKS, SECTIONS
 from training.tasks.video_restoration.kair.reader import OptionReader
+from training.tasks.video_restoration.options import NAME
 
 API_KEY = ("logging", "wandb_api_key")
 # A line that may hold a secret, whatever is wrong in it.
@@ -55,7 +56,7 @@ def api_key(path: Path) -> str | None:
 def load(path: Path, text: str, ranks: int = 2) -> ConfigFile:
     """Everything an option file says, and everything wrong with it. `ranks`: for the command that runs KAIR's own program; 0: not known."""
     name = str(path)
-    loaded = ConfigFile({"task": (VIDEO, name)})
+    loaded = ConfigFile({"task": (NAME, name)})
     try:
         document = parse(text.removeprefix("\ufeff"))
     except JsoncError as wrong:

@@ -1,0 +1,205 @@
+"""Measures a training step of any task by fake tensors: a process of its own, which training.tasks.measurement starts.
+
+The model and the optimizer are the task's own, its batch has the shapes of two samples of its own data. The answer is one JSON object on
+standard output; what the user's file prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+
+from training import tasks
+from training.tasks import base, fake_memory
+from training.tasks.measurement import Question
+from training.tasks.memory import Unavailable
+from training.tasks.optim import Optimizers
+from training.tasks.sample_memory import SampleLoad, SampleStep
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+
+EPOCH_STEPS = 50  # so many at least, where the micro-batch may be any power of two
+LARGEST = 1 << 16
+CPU = torch.device("cpu")
+
+
+class NoData(RuntimeError):
+    """There is no sample to take the shapes of."""
+
+
+@dataclass(frozen=True)
+class Height:
+    """Bytes of one step."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    peak: int
+
+    @property
+    def rest(self) -> int:
+        return self.peak - self.parameters - self.gradients - self.optimizer
+
+
+class FakeTraining:
+    """The task with two of its samples; every measurement makes model and optimizer anew."""
+
+    def __init__(self, question: Question) -> None:
+        first = question.sizes[0] if question.sizes else 1
+        self.question = question
+        plan = {"config": question.config | {"device_batch_size": first}, "task": question.task}
+        self.task = tasks.make(cast("Plan", plan), CPU, None)  # all that a task of samples asks of one
+        rows = self.task.rows("train")
+        self.samples = 0 if rows is None else len(rows)
+        if rows is None or not self.samples:
+            raise NoData("its data set is empty")
+        self.batch = rows.rows(list(range(min(2, self.samples))))
+        self._heights: dict[int, Height] = {}
+
+    def height(self, size: int) -> Height:
+        if size not in self._heights:
+            self._heights[size] = self._measured(size)
+        return self._heights[size]
+
+    def load(self, size: int) -> SampleLoad:
+        """With a second micro-batch beside it, never one of a single sample, which batch norm refuses."""
+        other = max(2, size // 2) if size > 2 else 2 * size
+        here, there = self.height(size), self.height(other)
+        per_sample = (here.rest - there.rest) // (size - other)
+        asked = self.question
+        return SampleLoad(
+            size,
+            here.parameters,
+            here.gradients,
+            here.optimizer,
+            here.rest - per_sample * size,
+            per_sample,
+            bf16=asked.bf16,
+            cuda=asked.cuda,
+            ranks=asked.ranks,
+            total=asked.total,
+        )
+
+    def fits(self, size: int) -> bool:
+        here, asked = self.height(size), self.question
+        load = SampleLoad(
+            size,
+            here.parameters,
+            here.gradients,
+            here.optimizer,
+            here.rest,
+            0,
+            bf16=asked.bf16,
+            cuda=asked.cuda,
+            ranks=asked.ranks,
+            total=asked.total,
+        )
+        return asked.room is None or SampleStep(load).estimate.needed <= asked.room
+
+    def _measured(self, size: int) -> Height:
+        self.task.config.device_batch_size = size
+        torch.manual_seed(self.task.config.seed)
+        with fake_memory.fake_mode(allow_non_fake_inputs=True) as mode:
+            model = self._model(mode)
+            optimizer = self.task.optimizers(model)
+            # The batch is given: no sample is read under fake tensors.
+            batch = self.task.arrive(self._batch(size))
+            tensors: list[torch.Tensor] = []
+            base.mapped(batch, lambda tensor: tensors.append(tensor) or tensor)  # type: ignore[func-returns-value]
+            peak = fake_memory.step_peak(model, optimizer, tensors, lambda: self.task.loss(model, batch), bf16=self.question.bf16)
+            return Height(_bytes([*model.parameters(), *model.buffers()]), _bytes(_gradients(model)), _bytes(_state(optimizer)), peak)
+
+    def _model(self, mode: Any) -> nn.Module:
+        """Made of fake tensors; where a constructor needs values (a pretrained file, .item()), made really and then faked."""
+        from torch._subclasses.fake_tensor import FakeCopyMode
+
+        try:
+            return self.task.model()
+        except Exception:  # whatever it is: made really it comes again, if it is no matter of fake tensors
+            from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+            with unset_fake_temporarily():
+                real = self.task.model()
+            with FakeCopyMode(mode):
+                return copy.deepcopy(real)
+
+    def _batch(self, size: int) -> Any:
+        """So many samples of the shape of the two."""
+        count = self.task.count(self.batch)
+
+        def grown(tensor: torch.Tensor) -> torch.Tensor:
+            of_samples = tensor.dim() > 0 and tensor.shape[0] == count
+            return torch.zeros((size, *tensor.shape[1:]) if of_samples else tensor.shape, dtype=tensor.dtype)
+
+        return base.mapped(self.batch, grown)
+
+
+def _gradients(model: nn.Module) -> list[torch.Tensor]:
+    return [weight for weight in model.parameters() if weight.requires_grad]
+
+
+def _state(optimizer: Optimizers) -> list[torch.Tensor]:
+    states = [state for part in optimizer.parts for state in part.state.values()]
+    return [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+
+
+def _bytes(tensors: list[torch.Tensor]) -> int:
+    """Each memory once: weights may be tied."""
+    return sum({one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in tensors}.values())
+
+
+def answer(question: Question) -> dict[str, Any]:
+    training = FakeTraining(question)
+    sizes = question.sizes or _powers(training.samples // (question.ranks * EPOCH_STEPS))
+    low, high = 0, len(sizes) - 1  # the last that fits is between the two
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if training.fits(sizes[middle]) else (low, middle - 1)
+    load = training.load(sizes[low])
+    return {"load": vars(load), "fits": training.fits(sizes[low]), "of": len(sizes)}
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << n for n in range(max(1, min(most, LARGEST)).bit_length())]
+
+
+def reason(error: BaseException, file: str | None) -> str:
+    """Why this can not be measured, with the line of the user's file that it came to."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if file and frame.filename == file]
+    where = f" ({Path(lines[-1].filename).name}:{lines[-1].lineno})" if lines else ""
+    if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+        return f"it depends on the values of a tensor ({error.func}), which fake tensors do not have{where}"
+    if isinstance(error, (Unavailable, NoData)):
+        return str(error)
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def main() -> int:
+    out = os.dup(1)
+    os.dup2(2, 1)
+    asked: Mapping[str, Any] = json.load(sys.stdin)
+    question = Question(**asked)
+    try:
+        found = answer(question)
+    except (Exception, SystemExit) as error:  # the user's own code: whatever it is, the plan goes on without the figure and says why
+        found = {"why": reason(error, question.task["file"])}
+    with os.fdopen(out, "w") as stream:
+        json.dump(found, stream)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

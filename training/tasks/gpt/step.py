@@ -1,0 +1,57 @@
+"""The planned step of a GPT: its memory by formula, proven by fake tensors."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from training.config.schema import Config
+from training.core import log
+from training.tasks.gpt import memory, memory_fit
+from training.tasks.gpt.model_dims import flops_per_token
+from training.tasks.memory import MEASURING, Measured, StepNeeds
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import StepRecord
+
+
+@dataclass(frozen=True)
+class GptStep(StepNeeds):
+    load: memory.StepWorkload
+
+    @property
+    def estimate(self) -> memory.Estimate:
+        return memory.estimate(self.load)
+
+    @property
+    def source(self) -> str:
+        return (
+            f"formula ({'compiled' if self.load.compiled else 'eager'}, {'bf16' if self.load.bf16 else 'fp32'}, with what the plan chose)"
+        )
+
+    @property
+    def elsewhere(self) -> int:
+        return self.load.elsewhere
+
+    def resized(self, sequences: int) -> GptStep:
+        return GptStep(replace(self.load, sequences=sequences))
+
+    def suggestions(self, config: Config, ranks: int, room: int) -> list[dict[str, Any]]:
+        return memory_fit.suggestions(self.load, config, ranks, room)
+
+    def record(self) -> StepRecord:
+        return {**self.estimate.record(), "load": asdict(self.load)}
+
+    def flops(self, steps: int) -> float:
+        tokens = steps * (self.load.total_tokens or self.load.tokens * self.load.ranks)
+        return float(flops_per_token(self.load.shape) * tokens)
+
+    def measure(self) -> Measured:
+        log.info(MEASURING)
+        started = time.perf_counter()
+        from training.tasks.gpt.fake_memory import peak  # torch
+
+        fake = peak(self.load)
+        same = memory.estimate(replace(self.load, compiled=False, cuda=False))
+        return Measured(fake, same.total, time.perf_counter() - started)

@@ -1,0 +1,103 @@
+"""The step of a task that counts samples: what fake tensors have measured of it (training.tasks.fake_step), as a function of the
+micro-batch. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from training.config import batch
+from training.config.schema import Config
+from training.tasks.memory import CONTEXT, StepNeeds, gib, with_ample_margin, with_margin
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import MemoryRecord, StepRecord
+
+
+@dataclass(frozen=True)
+class SampleLoad:
+    """Measured bytes, and what else the memory depends on. Activations are a line through two measured micro-batches."""
+
+    sequences: int  # samples of a micro-batch of one rank
+    parameters: int  # with buffers
+    gradients: int
+    optimizer: int
+    fixed: int  # bytes beside these at the peak, whatever the micro-batch
+    per_sample: int  # and of each sample
+    bf16: bool
+    cuda: bool
+    ranks: int
+    total: int = 0  # samples of an optimizer step, all ranks; 0: one micro-batch of each
+
+    @property
+    def accumulates(self) -> bool:
+        return self.total > self.sequences * self.ranks
+
+
+@dataclass(frozen=True)
+class SampleEstimate:
+    """Bytes per rank at the peak of a step."""
+
+    parameters: int
+    gradients: int  # DDP's buckets; with accumulation over several ranks what gathers beside them too
+    optimizer: int
+    activations: int  # with the batch and what the optimizer needs for a moment, whichever is the height
+    context: int
+    saved: int  # the copy of a checkpoint, on rank 0 of a CPU training
+
+    @property
+    def total(self) -> int:
+        return sum(asdict(self).values())
+
+    @property
+    def needed(self) -> int:
+        return with_margin(self.total)
+
+    @property
+    def tight(self) -> int:
+        return with_ample_margin(self.total)
+
+    def record(self) -> MemoryRecord:
+        margins = {"total_bytes": self.total, "needed_bytes": self.needed, "tight_bytes": self.tight}
+        return cast("MemoryRecord", {f"{name}_bytes": value for name, value in asdict(self).items()} | margins)
+
+    def sentence(self) -> str:
+        copy = f", checkpoint {gib(self.saved)}" if self.saved else ""
+        return (
+            f"{gib(self.total)} per rank (parameters {gib(self.parameters)}, gradients {gib(self.gradients)}, "
+            f"optimizer {gib(self.optimizer)}, activations {gib(self.activations)}{copy}); {gib(self.needed)} with the margin that decides"
+        )
+
+
+@dataclass(frozen=True)
+class SampleStep(StepNeeds):
+    load: SampleLoad
+
+    @property
+    def estimate(self) -> SampleEstimate:
+        load = self.load
+        return SampleEstimate(
+            parameters=load.parameters,
+            gradients=load.gradients * (2 if load.ranks > 1 and load.accumulates else 1),
+            optimizer=load.optimizer,
+            activations=max(0, load.fixed + load.per_sample * load.sequences),
+            context=CONTEXT if load.cuda else 0,
+            saved=0 if load.cuda else load.parameters + load.optimizer,
+        )
+
+    @property
+    def source(self) -> str:
+        return f"fake tensors (eager, {'bf16' if self.load.bf16 else 'fp32'}, with what the plan chose)"
+
+    def resized(self, sequences: int) -> SampleStep:
+        return SampleStep(replace(self.load, sequences=sequences))
+
+    def suggestions(self, config: Config, ranks: int, room: int) -> list[dict[str, Any]]:
+        """A smaller micro-batch: nothing else is known to save memory."""
+        now, total = self.load.sequences, self.load.total
+        sizes = batch.device_choices(1, ranks, total) if total else range(1, now)
+        fitting = [size for size in sizes if size < now and self.resized(size).estimate.needed <= room]
+        return [{"device_batch_size": fitting[-1]}] if fitting else []
+
+    def record(self) -> StepRecord:
+        return {**self.estimate.record(), "load": asdict(self.load)}

@@ -1,0 +1,81 @@
+"""What a plan decides for a task that counts samples: its micro-batch, by the memory that fake tensors measure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from training.config import batch
+from training.config.schema import FIELDS
+from training.core import log
+from training.host.decisions import Decision
+from training.host.placement import RANK
+from training.tasks import measurement, sample_batch
+from training.tasks.measurement import Answer, Question
+from training.tasks.memory import MEASURING
+from training.tasks.planning import Decided, PlanRequest, Situation
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import TaskFields, TaskRecord
+
+FALLBACK = int(str(FIELDS["device_batch_size"].default))
+
+
+def decide(request: PlanRequest, machine: Situation, task: TaskRecord) -> Decided:
+    """Measuring takes seconds, so it is done where somebody wants to know (a dry run, a check), where the batch depends on it, and on a
+    GPU, where too large a step ends the run."""
+    config, follows = request.config, request.origins["total_batch_size"] == "default"
+    auto = isinstance(config.device_batch_size, str)
+    split = sample_batch.split(config, request.origins, request.ranks)
+    if not (auto or request.check or request.dry_run or machine.device == "cuda"):
+        assert split, "divides() has checked it"
+        return Decided(split, [])
+    total = 0 if follows else config.total_batch_size
+    question = Question(
+        task,
+        request.values(),
+        [split.device_sequences] if split else None if follows else batch.device_choices(1, request.ranks, total),
+        machine.room,
+        request.ranks,
+        total,
+        machine.bf16,
+        machine.device == "cuda",
+    )
+    if auto and machine.room is None:
+        question = replace(question, sizes=[_fallback(question)])
+    found = _answer(request, question)
+    fields: TaskFields = {}
+    if not split:
+        size = _size(question, found)
+        fields["device_batch_size"] = size.record()
+        split = batch.split(size.value, 1, request.ranks, total or size.value * request.ranks)
+        assert split, "it is one of those that divide"
+    if found.step is None:
+        return Decided(split, [], [f"memory of a step: not measured: {found.why}"], fields)
+    fields["memory"] = {**found.step.record(), "free_bytes": machine.room}
+    return Decided(split, [f"memory, by fake tensors: {found.step.estimate.sentence()}"], [], fields, step=found.step)
+
+
+def _answer(request: PlanRequest, question: Question) -> Answer:
+    """Of ranks that plan together rank 0 alone: its plan counts."""
+    if request.place.kind == RANK and request.place.rank != 0:
+        return Answer(None, "rank 0 measures it")
+    log.info(MEASURING)
+    return measurement.ask(question)
+
+
+def _size(question: Question, found: Answer) -> Decision:
+    """What `auto` means here."""
+    if question.room is None:
+        return Decision(_fallback(question), f"at most {FALLBACK}: the free memory is unknown")
+    if found.step is None:
+        return Decision(_fallback(question), f"at most {FALLBACK}: the memory of a step is unknown")
+    size, follows = found.step.load.sequences, not question.total
+    if not found.fits:
+        return Decision(size, f"the smallest{'' if follows else ' that divides'}; by the estimate even that does not fit")
+    kind = "powers of two that leave an epoch its steps and" if follows else "that divide and"
+    return Decision(size, f"the largest of {found.of} {kind} fit")
+
+
+def _fallback(question: Question) -> int:
+    return max(size for size in question.sizes or [FALLBACK] if size <= FALLBACK)

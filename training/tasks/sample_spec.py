@@ -1,0 +1,42 @@
+"""What tasks have in common that count samples: the batch, and a step that fake tensors measure, since no formula knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from training.config.batch import Batch
+from training.config.schema import Config
+from training.core.errors import Problem
+from training.tasks import sample_batch
+from training.tasks.planning import Decided, PlanRequest, Situation
+from training.tasks.sample_memory import SampleLoad, SampleStep
+from training.tasks.spec import TaskSpec
+
+
+@dataclass(frozen=True)
+class SampleSpec(TaskSpec):
+    sizes: ClassVar[tuple[str, ...]] = sample_batch.SIZES
+    total_follows: ClassVar[bool] = True
+    lighter: ClassVar[str] = "smaller samples, or a smaller model"
+
+    def split(self, config: Config, origins: Mapping[str, str], ranks: int) -> Batch | None:
+        return sample_batch.split(config, origins, ranks)
+
+    def divides(self, config: Config, origins: Mapping[str, str], ranks: int) -> list[Problem]:
+        return sample_batch.divides(config, origins, ranks)
+
+    def sentences(self, options: Mapping[str, Any]) -> list[str]:
+        """What the plan says of the data that the options name; after check()."""
+        return []
+
+    def decide(self, request: PlanRequest, machine: Situation) -> Decided:
+        from training.tasks import sample_plan
+
+        shown = f"task {self.name}" + (f" ({self.file})" if self.file else "")
+        decided = sample_plan.decide(request, machine, self.record(request.options))
+        return replace(decided, text=[shown, *self.sentences(request.options), *decided.text], model=request.options)
+
+    def step(self, load: Mapping[str, Any]) -> SampleStep:
+        return SampleStep(SampleLoad(**load))

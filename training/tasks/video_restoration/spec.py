@@ -1,0 +1,68 @@
+"""Video restoration as the rest of the house sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.config.loader import ConfigFile
+from training.config.schema import Config
+from training.core.errors import Problem
+from training.data.corpus import CorpusSource
+from training.host import packages
+from training.tasks.sample_spec import SampleSpec
+from training.tasks.video_restoration.options import VideoOptions
+
+if TYPE_CHECKING:
+    import torch
+
+    from training.core.contracts.plan import Plan
+    from training.data.prepare import PreparedCorpus
+    from training.tasks.base import Task
+
+
+@dataclass(frozen=True)
+class VideoSpec(SampleSpec):
+    """Frames in, frames out. KAIR's option files are its configs too."""
+
+    def check(
+        self, config: Config, options: Mapping[str, Any], origins: Mapping[str, str], *, installed: bool, whole: bool
+    ) -> tuple[CorpusSource | None, list[Problem]]:
+        from training.tasks.video_restoration import folders
+
+        if not whole:
+            return None, []
+        lacks = packages.lacking(["pillow"]) if installed else []
+        problems = (
+            [Problem("package.missing", f"task {self.name} needs pillow, which is not installed", "", [packages.install(lacks)])]
+            if lacks
+            else []
+        )
+        return None, problems + folders.check(VideoOptions(**options), origins, pictures=installed and not lacks)
+
+    def sentences(self, options: Mapping[str, Any]) -> list[str]:
+        from training.tasks.video_restoration import folders
+
+        return [folders.sentence(VideoOptions(**options))]
+
+    def reads_config(self, text: str) -> bool:
+        from training.tasks.video_restoration.kair import loader  # only for a .json
+
+        return loader.is_option_file(text)
+
+    def load_config(self, path: Path, text: str, ranks: int) -> ConfigFile:
+        from training.tasks.video_restoration.kair import loader
+
+        return loader.load(path, text, ranks)
+
+    def login_key(self, path: Path) -> str | None:
+        from training.tasks.video_restoration.kair import loader
+
+        return loader.api_key(path)
+
+    def make(self, plan: Plan, device: torch.device, data: PreparedCorpus | None) -> Task:
+        from training.tasks.video_restoration.task import VideoRestoration
+
+        return VideoRestoration(VideoOptions(**plan["task"]["options"]), Config(**plan["config"]), device)
