@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.unit.conftest import LAUNCH, ROOT, python
+from tests.unit.conftest import LAUNCH, ROOT, ask, python
 from tests.unit.own_task import SIZED
 from training import tasks
 from training.cli import doctor
@@ -24,6 +24,7 @@ from training.host.gpus import Gpu, GpuInventory
 from training.host.torch_build import TorchBuild
 from training.launcher import recovery_policy
 from training.plan import training_plan as planner
+from training.plan.preflight import startup_checks
 from training.tasks import fake_step, measurement
 from training.tasks.measurement import Question
 from training.tasks.memory import CONTEXT, GIB, gib
@@ -255,6 +256,22 @@ def test_the_example_of_the_documentation_is_measured(home: Path) -> None:
     width = 64
     weights = 2 * width + width + width * width + width + 2 * width + 2
     assert found.why == "" and found.step is not None and found.step.load.parameters == 4 * weights
+
+
+def test_a_total_that_follows_from_an_automatic_batch_is_not_frozen(sized: str) -> None:
+    """A submitted job keeps its values: the schema's default would be taken for the user's own word."""
+    args = CPU_ARGS[1:]
+    assert "total_batch_size" not in ask("2", *args, "--device_batch_size=auto", script=LAUNCH).values()
+    assert ask("2", *args, "--device_batch_size=auto", "--total_batch_size=10", script=LAUNCH).values()["total_batch_size"] == 10
+    assert ask("2", *args, "--device_batch_size=3", script=LAUNCH).values()["total_batch_size"] == 6
+    assert plan(*CPU_ARGS, "--device_batch_size=auto")["config"]["total_batch_size"] == 128
+
+
+def test_workers_of_any_task_are_counted_before_the_start(sized: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup_checks.env_vars, "cpu_count", lambda: 2)
+    checks = planner.make(LAUNCH, [*CPU_ARGS, "--num_workers=3"], {})[2]
+    (cpu,) = (check for check in checks if check.name == "CPU")
+    assert cpu.status == "warning" and "2 ranks and 6 workers: more workers than cores" in cpu.text
 
 
 def test_of_ranks_that_plan_together_only_the_first_measures(sized: str, monkeypatch: pytest.MonkeyPatch) -> None:

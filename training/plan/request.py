@@ -134,6 +134,8 @@ class Request(LaunchRequest):
         found = {n: v for n, v in asdict(self.config).items() if n in self.kind.fields}
         if self.batch:  # of samples it follows from the ranks, where nothing else is said
             found["total_batch_size"] = self.batch.total_tokens
+        elif self.kind.total_follows and self.origins["total_batch_size"] == "default":
+            del found["total_batch_size"]  # from a micro-batch that is not known yet
         return found | ({"task": str(self.kind.file)} if self.kind.file else {})
 
     def command_with(self, ranks: int) -> str:
