@@ -6,6 +6,7 @@ import shlex
 from typing import Any
 
 from training.core import rundir
+from training.core.project import typed
 
 
 def next_command(plan: dict[str, Any], run: rundir.RunDir, **changes: Any) -> str:
@@ -16,4 +17,4 @@ def next_command(plan: dict[str, Any], run: rundir.RunDir, **changes: Any) -> st
         program = f"torchrun --nproc_per_node={plan['ranks']} train.py"
     kept = {n: plan["config"][n] for n in ("out_dir", "log_dir") if plan["origins"][n] != "default"}
     flags = kept | {"resume": run.name} | changes
-    return " ".join([program, *(f"--{name}={shlex.quote(str(value))}" for name, value in flags.items())])
+    return typed(" ".join([program, *(f"--{name}={shlex.quote(str(value))}" for name, value in flags.items())]))

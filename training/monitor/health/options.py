@@ -78,7 +78,7 @@ def _seconds(value: str) -> float | None:
     return seconds if EVERY_RANGE_S[0] <= seconds <= EVERY_RANGE_S[1] else None
 
 
-def find(wanted: str, root: Path = project.ROOT) -> RunDir:
+def find(wanted: str, root: Path = project.WORK) -> RunDir:
     """The run of that name or folder; "": the newest. Raises UserError."""
     try:
         return find_run.find(wanted or None, root / find_run.EXPERIMENTS, ASKER)

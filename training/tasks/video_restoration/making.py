@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from training.core.errors import Problem, UserError
-from training.core.project import ROOT
+from training.core.project import ROOT, WORK
 from training.core.suggest import suggest
 from training.host import packages
 
@@ -30,7 +30,7 @@ PNG_LEVEL = 1  # of zlib: three times as quick as usual, a tenth larger
 
 @dataclass
 class Chosen:
-    folder: Path = ROOT / "data" / "blur_video"
+    folder: Path = WORK / "data" / "blur_video"
     clips: int = 16
     frames: int = 20
     size: tuple[int, int] = (128, 128)  # width, height
