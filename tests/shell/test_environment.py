@@ -350,7 +350,7 @@ def test_ctrl_c_in_the_middle(user: User, index: Path, token: str) -> None:
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
         _, err = process.communicate(timeout=20)
         assert process.returncode == 130
-        assert "interrupted while making the environment (exit 130)" in err
+        assert "interrupted while installing (exit 130)" in err
         assert "Traceback" not in err
         wait_until(lambda: not processes(token), 8, "nothing is left")
     user.plan()
