@@ -64,14 +64,10 @@ python::find() {
   PYTHON=${DUET_PYTHON:-$DUET_ROOT/.venv/bin/python}
   [[ -z ${TORCH_LOCAL_PATH:-} ]] || python::_use_local_torch || exit
   if [[ -n ${DUET_PYTHON-} ]]; then
-    lacking=$("$PYTHON" "$DUET_ROOT/lib/environment.py" missing) || {
-      log::error "the environment of the installed Duet ($PYTHON) lacks: ${lacking:-a Python that runs}"
-      exit "$EXIT_RESOURCES"
-    }
-    return 0
-  elif [[ -n ${TORCH_LOCAL_PATH:-} ]]; then
-    :
-  elif [[ -x $active/bin/python && ! $active -ef $DUET_ROOT/.venv ]]; then
+    lacking=$("$PYTHON" "$DUET_ROOT/lib/environment.py" missing) && return
+    log::error "the environment of the installed Duet ($PYTHON) lacks: ${lacking:-a Python that runs}"
+    exit "$EXIT_RESOURCES"
+  elif [[ -z ${TORCH_LOCAL_PATH:-} && -x $active/bin/python && ! $active -ef $DUET_ROOT/.venv ]]; then
     lacking=$("$active/bin/python" "$DUET_ROOT/lib/environment.py" missing "$active" 2>/dev/null) || status=$?
     case $status in
     0)
