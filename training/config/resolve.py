@@ -19,7 +19,7 @@ PREFIX = "DUET_"
 # Variables with our prefix that are no fields: how the parts of the product talk to each other, and to tests.
 INTERNAL = {
     *("DUET_ROOT", "DUET_PYTHON", "DUET_RUN_DIR", "DUET_LOG_FILE", "DUET_STORE_FD"),
-    *("DUET_DEBUG", "DUET_SCRIPT", "DUET_SUPERVISED", "DUET_TOKEN", "DUET_ATTEMPT"),
+    *("DUET_SCRIPT", "DUET_SUPERVISED", "DUET_TOKEN", "DUET_ATTEMPT"),
 }
 
 

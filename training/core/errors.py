@@ -1,14 +1,12 @@
 """Exit codes, and problems told to people: the value, where it came from, what is allowed, the command that fixes it.
 
-Imports only the project's folder, so that every other module may use it.
+Imports nothing of the project, so that every other module may use it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-
-from training.core.project import typed
 
 
 class Exit(IntEnum):
@@ -55,7 +53,7 @@ class Problem:
         out = [self.what]
         if self.allowed:
             out.append(f"    allowed: {self.allowed}")
-        out += [f"    {'try:' if i == 0 else 'or:':<9}{typed(fix)}" for i, fix in enumerate(self.fixes)]
+        out += [f"    {'try:' if i == 0 else 'or:':<9}{fix}" for i, fix in enumerate(self.fixes)]
         return out
 
 
