@@ -5,7 +5,7 @@
 # make extras  install the optional packages: .parquet and .zst data, BPE tokenizers
 # make bench   all benchmarks, about three hours
 # make peers   install accelerate, Lightning and Hugging Face Trainer into .tools/peers: for benchmarks, and to launch their scripts
-# make lock    resolve the requirements*.in files again
+# make lock    resolve pyproject.toml into requirements.lock again
 
 SHELL := /bin/bash
 PY := .venv/bin/python
@@ -21,24 +21,16 @@ PYTEST := $(PY) -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
-# Installs what a lock file pins into .venv; a stamp makes the second call free. Arguments: lock file, stamp, what it is.
-define install
-@cmp -s $(1) .venv/$(2) || { \
-  echo 'installing $(3)'; \
-  $(PY) -m pip --version >/dev/null 2>&1 || python3 -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null; \
-  { $(PY) -m pip install -q --disable-pip-version-check -r $(1) 2>/dev/null \
-    || python3 -m pip --python $(PY) install -q --disable-pip-version-check -r $(1); } \
-  && cp $(1) .venv/$(2); }
-endef
+# Code with the functions of the scripts, in the project's own environment whatever is active.
+WITH_LIB := @unset VIRTUAL_ENV CONDA_PREFIX; source lib/init.sh;
 
 # The environment of the product itself, then the optional packages on top.
 extras:
-	@bash -c 'source lib/init.sh && unset VIRTUAL_ENV CONDA_PREFIX && { python::find || venv::make; }'
-	$(call install,requirements-extras.lock,extras.stamp,the optional packages)
+	$(WITH_LIB) { python::find || venv::make; } && venv::add extras
 
 # All of it, since tests need the optional packages too, and the test tools.
 env: extras
-	$(call install,requirements-dev.lock,dev.stamp,the test tools)
+	$(WITH_LIB) venv::add dev
 	@tests/install_bats.sh $(BATS_VERSION)
 
 lint: env
@@ -47,6 +39,7 @@ lint: env
 	.venv/bin/mypy
 	.venv/bin/shellcheck -x $(SHELL_FILES)
 	.venv/bin/shfmt -i 2 -d $(SHELL_FILES)
+	.venv/bin/codespell
 
 unit: env
 	$(PY) -m pytest tests/unit -q
@@ -77,18 +70,11 @@ bench: env peers
 	$(PY) -m benchmarks.video
 	$(PY) -m training.cli.scaling.__main__
 
-# Only what .venv lacks, and without dependencies: torch and all else come from .venv, which stays as it is.
+# Beside .venv, which stays as it is: torch and all else come from there.
 peers: env
-	@cmp -s requirements-bench.lock $(PEERS)/bench.stamp || { \
-	  echo 'installing the peers'; \
-	  rm -rf $(PEERS) && mkdir -p $(PEERS) && grep -vxFf <(cat requirements{,-extras}.lock) requirements-bench.lock >$(PEERS)/requirements.txt \
-	  && { $(PY) -m pip install -q --disable-pip-version-check --no-deps --target $(PEERS) -r $(PEERS)/requirements.txt 2>/dev/null \
-	    || python3 -m pip --python $(PY) install -q --disable-pip-version-check --no-deps --target $(PEERS) -r $(PEERS)/requirements.txt; } \
-	  && cp requirements-bench.lock $(PEERS)/bench.stamp; }
+	$(WITH_LIB) venv::add peers $(PEERS)
 
 lock: env
-	$(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null
-	$(PY) -m pip install -q --disable-pip-version-check uv
 	$(PY) tests/lock.py
 
 clean:

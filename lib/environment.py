@@ -4,6 +4,8 @@ missing [ENV]   prints what the running interpreter lacks; exit 0: nothing, 3: o
                 commands that help), 1: it cannot be used
 local DIR       prints what is wrong with DIR as an own build of PyTorch (TORCH_LOCAL_PATH), exit 1 when something is
 make ROOT STAMP builds ROOT/.venv from the lock file
+add ROOT SECTION [FOLDER]
+                installs a later section of the lock file into ROOT/.venv, or into FOLDER what .venv lacks of it
 
 Runs with any Python >= 3.10 before anything is installed: standard library only, and not part of the package. What is
 slow to import is imported where it is used: the shell asks `missing` and `local` at every start.
@@ -16,7 +18,9 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -62,11 +66,16 @@ def missing(environment: str) -> tuple[int, str]:
         out.append(f"{found} ({dotted(OLDEST_TORCH)} or newer is needed)")
     lacks = packages.lacking(name for name in packages.REQUIRED if name != "torch")
     text = ", ".join([*out, *(f"no {name}" for name in lacks)])
-    if out or not lacks:
-        return UNUSABLE if out else OK, text
-    leave = "conda deactivate" if os.environ.get("CONDA_PREFIX") == environment else "deactivate"
+    installed = "DUET_PYTHON" in os.environ  # such a Duet makes no .venv
+    if not text or (out and not installed):
+        return UNUSABLE if text else OK, text
+    lacks += ["torch"] if version is None or version < OLDEST_TORCH else []
     python = shlex.join([f"{environment}/bin/python" if environment else sys.executable, "-m", "pip", "install", *lacks])
-    return RESOURCES, f"{text}\n    try:     {python}\n    or:      {leave}   # then the first start makes .venv, with a torch of its own"
+    text += f"\n    try:     {python}"
+    if not installed:
+        leave = "conda deactivate" if os.environ.get("CONDA_PREFIX") == environment else "deactivate"
+        text += f"\n    or:      {leave}   # then the first start makes .venv, with a torch of its own"
+    return RESOURCES, text
 
 
 def wrong_with_local(folder: Path) -> str:
@@ -85,6 +94,52 @@ def wrong_with_local(folder: Path) -> str:
 
 def make(root: Path, stamp: str) -> int:
     """Build .venv. The stamp is written last: an interrupted build is done again."""
+
+    def build(lock: int) -> str:
+        venv = root / ".venv"
+        if _is_made(venv, stamp):
+            return ""
+        problem = _not_ours(venv) or _build(root, "torch=local" not in stamp, lock)
+        if not problem:
+            (venv / STAMP).write_text(stamp, encoding="utf-8")
+        return problem
+
+    return _alone(root, "the environment could not be made", build)
+
+
+def add(root: Path, section: str, folder: Path | None) -> int:
+    """Install a later section of the lock file; free when it is there already."""
+
+    def fill(lock: int) -> str:
+        import install
+
+        from training.core import log
+        from training.host import packages
+
+        venv = (root / ".venv").resolve()
+        pins = "".join(f"{line}\n" for line in packages.locked(section))
+        stamp = (folder or venv) / f"{section}.stamp"
+        if stamp.is_file() and stamp.read_text(encoding="utf-8") == pins:
+            return ""
+        options = []
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            options = ["--no-deps", f"--target={folder}"]  # all else comes from .venv, which stays as it is
+        chosen = venv / f"requirements-{section}.txt"
+        chosen.write_text(pins, encoding="utf-8")
+        steps = install.Steps(f"installing [{section}] of requirements.lock", venv, lock)
+        problem = steps.install(chosen, *options)
+        if not problem:
+            stamp.write_text(pins, encoding="utf-8")
+            log.success(f"installed [{section}] of requirements.lock into {folder or venv} ({steps.seconds():.0f} s)")
+        return problem
+
+    return _alone(root, f"[{section}] of requirements.lock could not be installed", fill)
+
+
+def _alone(root: Path, failure: str, work: Callable[[int], str]) -> int:
+    """Do `work`, which returns its problem, while nobody else changes .venv; the exit status."""
     import fcntl
 
     sys.path.insert(0, str(root))
@@ -92,7 +147,6 @@ def make(root: Path, stamp: str) -> int:
     from training.host.process import die_with_parent
 
     die_with_parent()
-    venv = root / ".venv"
     try:
         with _lock(root / ".venv.lock") as lock:
             try:
@@ -100,21 +154,17 @@ def make(root: Path, stamp: str) -> int:
             except BlockingIOError:  # two first runs at once: the second waits and finds it done
                 log.info("waiting: another run is making the environment")
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            if _is_made(venv, stamp):
-                return OK
-            problem = _not_ours(venv) or _build(root, "torch=local" not in stamp, lock.fileno())
-            if not problem:
-                (venv / STAMP).write_text(stamp, encoding="utf-8")
+            problem = work(lock.fileno())
     except PermissionError as error:
         problem = _not_writable(root, error)
     except OSError as error:
         problem = str(error)
     except KeyboardInterrupt:
-        log.error(f"interrupted while making the environment (exit {INTERRUPTED}); the next run begins it again")
+        log.error(f"interrupted while installing (exit {INTERRUPTED}); the next run begins it again")
         return INTERRUPTED
     if problem:
         what, newline, more = problem.partition("\n")
-        log.error(f"the environment could not be made: {what} (exit {RESOURCES}){newline}{more}")
+        log.error(f"{failure}: {what} (exit {RESOURCES}){newline}{more}")
     return RESOURCES if problem else OK
 
 
@@ -157,45 +207,43 @@ def _not_ours(venv: Path) -> str:
 
 
 def _build(root: Path, with_torch: bool, lock: int) -> str:
-    """Make and fill .venv; the problem if there is one. The open file `lock` stays locked as long as pip lives."""
+    """Make and fill .venv; the problem if there is one. The open file `lock` stays locked as long as a program of it lives."""
     import install
 
     from training.core import log
+    from training.host import packages
 
-    # What can fail easily comes before the old environment goes.
-    wanted = (root / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    wanted = packages.locked("run")  # what can fail easily comes before the old environment goes
     venv = (root / ".venv").resolve()  # the module venv takes no link
     options: list[str] = []
     version = torch_version() if with_torch else None
     if version and version >= OLDEST_TORCH and sys.prefix == sys.base_prefix:
         log.info(f"torch {dotted(version)} of {sys.executable} is used (system site packages)")
         with_torch, options = False, ["--system-site-packages"]
-    # The pip of this Python fills the new environment: twice as fast as to install a pip there first. Started by its
-    # runner, not by `pip --python`, which older pips lack and which starts a grandchild that would outlive a killed pip.
-    spec = importlib.util.find_spec("pip")
-    runner = Path(spec.origin).with_name("__pip-runner__.py") if spec and spec.origin else None
-    outer = runner is not None and runner.is_file()
-    pip = [str(venv / "bin/python"), *([str(runner)] if outer else ["-m", "pip"])]
-    options += ["--without-pip"] if outer else []
+    if shutil.which("uv") or install.outer_pip():
+        options.append("--without-pip")
 
     (venv / STAMP).unlink(missing_ok=True)
-    steps = install.Steps(venv, lock)
+    steps = install.Steps("making the environment .venv", venv, lock)
     # --clear empties the folder instead of removing it: .venv may be a link to one on a larger disk.
-    if steps.run("making an empty environment", [sys.executable, "-m", "venv", "--clear", *options, str(venv)]):
+    if steps.run("an empty one", [sys.executable, "-m", "venv", "--clear", *options, str(venv)]):
         return f"`python3 -m venv` failed (try: apt-get install python3-venv)\n{steps.last_words()}"
     (venv / HOME).write_text(str(root), encoding="utf-8")
     chosen = venv / "requirements.txt"
     chosen.write_text("".join(f"{line}\n" for line in wanted if with_torch or not line.startswith("torch==")), encoding="utf-8")
-    if steps.install(pip, chosen):
-        return f"pip failed; the same command again begins it again\n{steps.last_words()}"
+    if problem := steps.install(chosen):
+        return problem
     steps.compile()
     (venv / FILES).write_text("".join(f"{name}\n" for name in install.essential(venv)), encoding="utf-8")
+    log.success(f"environment ready: {root / '.venv'} ({steps.seconds():.0f} s)")
     return ""
 
 
 def main(argv: list[str]) -> int:
     if argv[0] == "make":
         return make(Path(argv[1]), argv[2])
+    if argv[0] == "add":
+        return add(Path(argv[1]), argv[2], Path(argv[3]).resolve() if argv[3:] else None)
     if argv[0] == "local":
         text = wrong_with_local(Path(argv[1]))
         code = UNUSABLE if text else OK

@@ -9,7 +9,12 @@ help::answer() {
     case $arg in
     --) return 0 ;;
     -h | --help)
-      help::print "$script"
+      if [[ -n ${DUET_PYTHON-} ]]; then # an installed package: `duet launch`, not ./launch_train.sh
+        help::print "$script" | "$DUET_PYTHON" -I -S -c 'import sys; sys.path.insert(0, sys.argv[1])
+from training.core.project import typed; sys.stdout.write(typed(sys.stdin.read()))' "$DUET_ROOT"
+      else
+        help::print "$script"
+      fi
       exit
       ;;
     esac
@@ -22,7 +27,7 @@ help::print() {
     read -r line # the interpreter line
     while IFS= read -r line && [[ $line == '#'* ]]; do
       line=${line#'#'}
-      printf '%s\n' "${line# }"
+      [[ $line == ' shellcheck '* ]] || printf '%s\n' "${line# }"
     done
   } <"$script"
   [[ ${HELP_OPTIONS-} != 0 ]] || return 0

@@ -21,6 +21,10 @@ if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
 fi
 set -euo pipefail
 shopt -s inherit_errexit
+if [[ ${DUET_DEBUG-} == 1 ]]; then # trace the shell; run::export leaves values out that may be secrets
+  PS4='+ ${BASH_SOURCE:+${BASH_SOURCE[0]#"${DUET_ROOT-}/"}:$LINENO }${FUNCNAME[0]-} '
+  set -x
+fi
 
 DUET_ROOT=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 DUET_SCRIPT=$(basename -- "$(readlink -f -- "$0")")

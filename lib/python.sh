@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # Finds the Python environment. Sets PYTHON to an interpreter that has the packages.
 #
+#   0. DUET_PYTHON           Duet is an installed package: the Python that has it (lib/site/_duet.py)
 #   1. TORCH_LOCAL_PATH=DIR  an own build of PyTorch (DIR/torch): all else from .venv
 #   2. an active environment (venv or conda) that has torch and the few other packages that every run needs: used as it is
 #   3. .venv in the project: made and filled at the first run (lib/venv.sh), recognised at later ones
@@ -10,7 +11,9 @@ PYTHON=
 
 # Any Python that can run the standard-library parts (help, checking the command line, the monitor), the quickest to start.
 python::any() {
-  if venv::is_whole; then
+  if [[ -n ${DUET_PYTHON-} ]]; then
+    printf '%s' "$DUET_PYTHON"
+  elif venv::is_whole; then
     printf '%s' "$DUET_ROOT/.venv/bin/python"
   else
     python::base quick
@@ -58,10 +61,13 @@ python::install_after() {
 # Sets PYTHON, or fails when the environment has to be made first. Ends the script where the active one is only incomplete.
 python::find() {
   local active=${VIRTUAL_ENV:-${CONDA_PREFIX:-}} lacking status=0
-  PYTHON=$DUET_ROOT/.venv/bin/python
-  if [[ -n ${TORCH_LOCAL_PATH:-} ]]; then
-    python::_use_local_torch || exit
-  elif [[ -x $active/bin/python && ! $active -ef $DUET_ROOT/.venv ]]; then
+  PYTHON=${DUET_PYTHON:-$DUET_ROOT/.venv/bin/python}
+  [[ -z ${TORCH_LOCAL_PATH:-} ]] || python::_use_local_torch || exit
+  if [[ -n ${DUET_PYTHON-} ]]; then
+    lacking=$("$PYTHON" "$DUET_ROOT/lib/environment.py" missing) && return
+    log::error "the environment of the installed Duet ($PYTHON) lacks: ${lacking:-a Python that runs}"
+    exit "$EXIT_RESOURCES"
+  elif [[ -z ${TORCH_LOCAL_PATH:-} && -x $active/bin/python && ! $active -ef $DUET_ROOT/.venv ]]; then
     lacking=$("$active/bin/python" "$DUET_ROOT/lib/environment.py" missing "$active" 2>/dev/null) || status=$?
     case $status in
     0)

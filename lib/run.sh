@@ -20,12 +20,19 @@ run::plan() {
     exit 0
   fi
   RUN_DIR=$answer
-  local -a variables
   # NUL-delimited: survives spaces, quotes and newlines.
   mapfile -d '' -t RUN_COMMAND <"$RUN_DIR/launch.argv"
-  mapfile -d '' -t variables <"$RUN_DIR/launch.env"
-  ((${#variables[@]} == 0)) || export "${variables[@]}" # without a name it would print every variable
+  run::export "$RUN_DIR/launch.env"
   log::open "$DUET_LOG_FILE"
+}
+
+# Export the NUL-delimited variables of FILE. Never traced: a value may be a secret. Usage: run::export FILE
+run::export() {
+  local -
+  set +x
+  local -a variables
+  mapfile -d '' -t variables <"$1"
+  ((${#variables[@]} == 0)) || export "${variables[@]}" # without a name it would print every variable
 }
 
 # The resource report of the enhanced script.

@@ -24,7 +24,6 @@ import sys
 import time
 import traceback
 import types
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -86,18 +85,17 @@ def _offer_inspection(folder: str, base: str, rank: int, script: str) -> None:
     launched.__dict__.update(ranks=folder, keep=lambda error: _keep(base + ".error.json", rank, script, error))
     sys.modules["duet_launched"] = launched
     sys.path.append(os.path.join(_ROOT, "lib", "pythonpath"))  # there is nothing else in it; spawned processes get it too
-    sys.meta_path.append(_Inspection())
+    # Asked last: a `training` of the script's own project is never hidden, and only gets a submodule `inspector`.
+    _load("_duet", "lib", "site", "_duet.py")
 
 
-class _Inspection:
-    """Asked last, when nobody else has it: a `training` of the script's own project is never hidden, whether it is a package or a mere
-    folder, and only gets a submodule `inspector`, which imports nothing else of ours."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
-        if name not in ("training", "training.inspector"):
-            return None
-        place = os.path.join(_ROOT, *name.split("."))
-        return importlib.util.spec_from_file_location(name, os.path.join(place, "__init__.py"), submodule_search_locations=[place])
+def _load(name: str, *path: str) -> types.ModuleType:
+    """A file of Duet as a module that nothing else can import."""
+    spec = importlib.util.spec_from_file_location(name, os.path.join(_ROOT, *path))
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class _AtDistributed:
@@ -118,12 +116,8 @@ class _AtDistributed:
             print(f"rank {self.rank}: its collectives can not be seen from outside: {type(error).__name__}: {error}", file=sys.stderr)
 
     def _serve(self) -> None:
-        file = os.path.join(_ROOT, "training", "trainer", "flight_recorder_server.py")
-        spec = importlib.util.spec_from_file_location("duet_flight_recorder_server", file)
-        if spec and spec.loader:
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            module.serve(Path(self.folder), self.rank)
+        server = _load("duet_flight_recorder_server", "training", "trainer", "flight_recorder_server.py")
+        server.serve(Path(self.folder), self.rank)
 
 
 def _leave(pid: int, ended: str) -> None:

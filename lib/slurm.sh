@@ -59,13 +59,12 @@ slurm::freeze() {
 # In a job, as what is frozen: the step, and what follows from its end. The exit status is the job's.
 slurm::train() {
   local status=0
-  local -a variables step
+  local -a step
   [[ -n ${SLURM_JOB_ID-} ]] || {
     log::error "$DUET_ROOT is the code of a job and runs in jobs only (try: ./submit_job.sh --resume=… in the project)"
     return "$EXIT_CONFIG"
   }
-  mapfile -d '' -t variables <"$DUET_ROOT.env"
-  ((${#variables[@]} == 0)) || export "${variables[@]}" # without a name it would print every variable
+  run::export "$DUET_ROOT.env"
   PYTHON=$VIRTUAL_ENV/bin/python
   [[ -x $PYTHON ]] || {
     log::error "the environment of this job is not on node ${SLURMD_NODENAME-}: $VIRTUAL_ENV (exit $EXIT_RESOURCES)"

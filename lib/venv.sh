@@ -25,9 +25,11 @@ venv::is_current() {
   venv::is_whole
 }
 
-# What .venv must have been made from: the lock file, and whether torch came with it.
+# What .venv must have been made from: the first part of the lock file, and whether torch came with it.
 venv::_stamp() {
-  printf '%s torch=%s' "$(cksum <"$DUET_ROOT/requirements.lock")" "${TORCH_LOCAL_PATH:+local}"
+  local lock=''
+  [[ ! -r $DUET_ROOT/requirements.lock ]] || lock=$(<"$DUET_ROOT/requirements.lock")
+  printf '%s torch=%s' "$(cksum <<<"${lock%%$'\n# ['*}")" "${TORCH_LOCAL_PATH:+local}"
 }
 
 venv::make() {
@@ -37,8 +39,14 @@ venv::make() {
   if [[ -f $DUET_ROOT/.venv/duet.stamp ]]; then
     why=' again, since it is damaged or made from another requirements.lock'
   fi
-  log::info "making the environment .venv with $base$why (once, some minutes with a slow network)"
+  log::info "making the environment .venv with $base$why (once)"
   # Nothing on the user's own PYTHONPATH counts as installed: it may be gone at the next run.
-  PYTHONPATH='' "$base" "$DUET_ROOT/lib/environment.py" make "$DUET_ROOT" "$stamp" || return
-  log::success "environment ready: $DUET_ROOT/.venv"
+  PYTHONPATH='' "$base" "$DUET_ROOT/lib/environment.py" make "$DUET_ROOT" "$stamp"
+}
+
+# Install a later section of requirements.lock into .venv, or what .venv lacks of it into FOLDER. Usage: venv::add SECTION [FOLDER]
+venv::add() {
+  local base
+  base=$(python::base) || return
+  PYTHONPATH='' "$base" "$DUET_ROOT/lib/environment.py" add "$DUET_ROOT" "$@"
 }

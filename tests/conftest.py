@@ -7,12 +7,18 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # noqa: F401 – for the tests
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "PROJECT_TEST_TOKEN"  # stands in the environment of every process a test starts, and of all their children

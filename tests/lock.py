@@ -1,7 +1,8 @@
-"""Resolve the requirements*.in files again: what `make lock` runs. Needs uv, and a network or PIP_FIND_LINKS.
+"""Resolve pyproject.toml again into requirements.lock: what `make lock` runs. Needs uv, and a network or PIP_FIND_LINKS.
 
-One lock file serves Python 3.10 and all newer ones (markers). torch itself is pinned in requirements.in by hand; what it
-brings for GPUs (triton, the CUDA libraries) it pins exactly, so naming them here could only disagree.
+One lock serves Python 3.10 and newer (markers), pip and uv, in sections: `run` first, then what each later section adds. torch itself
+is pinned in pyproject.toml by hand; what it brings for GPUs (triton, the CUDA libraries) it pins exactly, so naming them here could
+only disagree.
 """
 
 from __future__ import annotations
@@ -10,50 +11,67 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = "3.10"
-FILES = {
-    "requirements": " torch brings its own exact pins of triton and the CUDA libraries.",
-    "requirements-extras": "",
-    "requirements-dev": "",
-    "requirements-bench": " Installed beside .venv by 'make peers'.",
+HEADER = """\
+# Made by 'make lock' from pyproject.toml; pip and uv read it: pip install -c requirements.lock -e '.[full]'
+# The scripts install the first part into .venv. torch brings its own exact pins of triton and the CUDA libraries.
+"""
+# Section → what it adds to those before it, and its comment.
+SECTIONS = {
+    "run": (["--extra=full"], ""),
+    "extras": (["--extra=data", "--extra=prometheus"], "`make extras` adds these to .venv"),
+    "dev": (["--group=dev"], "`make env` adds these to .venv"),
+    "peers": (["--group=peers"], "`make peers` installs these beside .venv"),
 }
 BROUGHT_BY_TORCH = re.compile(r"(torch|triton|nvidia-(?!ml-py\b)[a-z0-9-]+|cuda-[a-z0-9-]+)==")
 
 
-def resolve(source: str) -> list[str]:
-    """The pins that uv finds, sorted, without comments."""
+def resolve(wanted: list[str], known: list[str]) -> list[str]:
+    """The pins that uv finds for these extras and groups, sorted; `known` pins stay as they are."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version", OLDEST_PYTHON]
-    command += ["--no-annotate", "--no-header", "--no-emit-index-url", "--no-emit-find-links", source]
+    command += ["--no-annotate", "--no-header", "--no-emit-index-url", "--no-emit-find-links", *wanted]
     env = dict(os.environ)
     if "PIP_FIND_LINKS" in env:  # uv does not read pip's variables
         env.setdefault("UV_FIND_LINKS", env["PIP_FIND_LINKS"])
-    done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=False)
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
+        constraints.write("\n".join(known))
+        constraints.flush()
+        command += ["--constraint", constraints.name, "pyproject.toml"]
+        done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        sys.exit(f"uv could not resolve {source} (exit {done.returncode}): its lock file stays as it is")
-    return [line for line in done.stdout.splitlines() if line and not line.startswith("#")]
+        sys.exit(f"uv could not resolve {' '.join(wanted)} (exit {done.returncode}): requirements.lock stays as it is")
+    return [line for line in done.stdout.splitlines() if line[:1] not in ("", "#") and not BROUGHT_BY_TORCH.match(line)]
 
 
-def lock(name: str, pins: Iterable[str], wanted: str) -> str:
-    """The text of a lock file. `wanted` is the text of the .in file, whose pin of torch stands first."""
-    torch = re.findall(r"^torch==\S+", wanted, re.MULTILINE)
-    kept = [pin for pin in pins if not BROUGHT_BY_TORCH.match(pin)]
-    return "\n".join([f"# Made by 'make lock' from {name}.in.{FILES[name]}", *torch, *kept, ""])
+def lock(torch: str) -> str:
+    """The text of the lock file."""
+    wanted: list[str] = []
+    pins: list[str] = []
+    first: dict[str, str] = {}  # package → the first section that needs it
+    for section, (adds, _) in SECTIONS.items():
+        wanted += adds
+        pins = resolve(wanted, pins)
+        for pin in pins:
+            first.setdefault(pin.partition("==")[0], section)
+    text = f"{HEADER}{torch}\n"
+    for section, (_, comment) in SECTIONS.items():
+        text += f"# [{section}] {comment}\n" if comment else ""
+        # As in the last answer, whose markers suit every section.
+        text += "".join(f"{pin}\n" for pin in pins if first[pin.partition("==")[0]] == section)
+    return text
 
 
 def main() -> int:
-    for name in FILES:  # in this order: the others are resolved against the new pins of the product
-        source = ROOT / f"{name}.in"
-        if not source.exists():  # a copy without the benchmarks
-            continue
-        target = source.with_suffix(".lock")
-        text = lock(name, resolve(source.name), source.read_text(encoding="utf-8"))
-        changed = not target.exists() or target.read_text(encoding="utf-8") != text
-        target.write_text(text, encoding="utf-8")
-        print(f"{target.name}: {'changed' if changed else 'the same as before'}")
+    target = ROOT / "requirements.lock"
+    (torch,) = re.findall(r'"(torch==[^"]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    text = lock(torch)
+    changed = not target.exists() or target.read_text(encoding="utf-8") != text
+    target.write_text(text, encoding="utf-8")
+    print(f"{target.name}: {'changed' if changed else 'the same as before'}")
     return 0
 
 

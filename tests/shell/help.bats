@@ -14,7 +14,7 @@ teardown() {
 
 # The header comment of a script, as help shows it.
 header() {
-  sed -n '2,${/^#/!q; s/^# \{0,1\}//; p;}' "$1"
+  sed -n '2,${/^#/!q; /^# shellcheck /d; s/^# \{0,1\}//; p;}' "$1"
 }
 
 # Check what `run --separate-stderr` has from the help of a script with training options.

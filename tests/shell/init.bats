@@ -72,11 +72,39 @@ bash_is() {
   done
 }
 
-@test "a script whose lib/ is not there: nothing continues" {
+@test "a script whose lib/ is not there ends at once, with status 2 and the file that is missing, in bash and sh" {
   rm lib/init.sh
-  run --separate-stderr ./train_dual_gpu.sh --help
-  [[ $status -ne 0 ]]
-  is "$output:${#stderr_lines[@]}" ':1'
+  for shell in bash sh; do
+    for file in "${SCRIPTS[@]}" monitor_training.sh duet; do
+      run --separate-stderr "$shell" "./$file" --help
+      is "$file $status:$output:${#stderr_lines[@]}" "$file 2::1"
+      has "$stderr" lib/init.sh
+    done
+  done
+}
+
+@test "DUET_DEBUG=1 shows every command with file, line and function on standard error, no values of the environment" {
+  DUET_DEBUG=1 SECRET_TOKEN=hush run --separate-stderr ./train_dual_gpu.sh nowhere.py
+  is "$status:$output" 2:
+  [[ $stderr =~ \+\ lib/python\.sh:[0-9]+\ python::find\ +.*\[\[ ]] || is "$stderr" 'a trace'
+  has "$stderr" 'config nowhere.py does not exist'
+  has_not "$stderr" hush
+  DUET_DEBUG=0 run --separate-stderr ./train_dual_gpu.sh nowhere.py
+  has_not "$stderr" '+ lib/'
+}
+
+@test "variables of the run are exported without being shown, also when there are none" {
+  mkdir run
+  printf '%s\0' true >run/launch.argv
+  for variables in '' 'WANDB_API_KEY=hush'; do
+    printf '%s' "${variables:+$variables$'\1'}" | tr '\1' '\0' >run/launch.env
+    # shellcheck disable=SC2016
+    run --separate-stderr env DUET_DEBUG=1 DUET_LOG_FILE="$PWD/log" OTHER_TOKEN=hush bash -c 'source lib/init.sh
+      PYTHON=answer; answer() { echo "$PWD/run"; }; run::plan; set +x; printf "%s" "${WANDB_API_KEY-none}"'
+    is "$status" 0
+    is "$output" "$([[ -z $variables ]] && echo none || echo hush)"
+    has_not "$stderr" hush
+  done
 }
 
 @test "DUET_ROOT is the real folder, however the script was called" {

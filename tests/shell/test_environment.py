@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pexpect
 import pytest
 
 from tests.conftest import ROOT, TOKEN, processes, wait_until
@@ -105,7 +106,8 @@ def new_user(project: Path, tmp_path: Path, token: str) -> Callable[[Path], User
         shutil.copytree(project, folder, ignore=lambda where, _: (".venv", ".venv.lock") if where == str(project) else ())
         env = {k: v for k, v in os.environ.items() if k not in PERSONAL and not k.startswith("DUET_")}
         (tmp_path / "tmp").mkdir()  # a killed pip leaves folders there
-        return User(folder, env | {TOKEN: token, "TMPDIR": str(tmp_path / "tmp"), "PATH": f"{python / 'bin'}:{os.environ['PATH']}"})
+        path = [str(python / "bin"), *(p for p in os.environ["PATH"].split(":") if not os.access(f"{p}/uv", os.X_OK))]
+        return User(folder, env | {TOKEN: token, "TMPDIR": str(tmp_path / "tmp"), "PATH": ":".join(path)})
 
     return make
 
@@ -115,7 +117,7 @@ def user(new_user: Callable[[Path], User], base: Path, index: Path) -> Iterator[
     """A user for whom the small packages are all there is."""
     someone = new_user(base)
     shutil.copy(index / "requirements.lock", someone.folder)
-    someone.env = {k: v for k, v in someone.env.items() if not k.startswith("PIP_")} | {
+    someone.env = {k: v for k, v in someone.env.items() if not k.startswith(("PIP_", "UV_"))} | {
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_NO_INDEX": "1",
         "PIP_NO_CACHE_DIR": "1",
@@ -145,14 +147,129 @@ def names(user: User) -> set[str]:
     return set(user.installed())
 
 
+@pytest.fixture
+def by_uv(user: User, tmp_path: Path) -> User:
+    """The same user on a machine that has uv."""
+    (tmp_path / "uv").mkdir()
+    (tmp_path / "uv/uv").symlink_to(ROOT / ".venv/bin/uv")
+    user.env |= {"PATH": f"{user.env['PATH']}:{tmp_path / 'uv'}", "UV_CACHE_DIR": str(tmp_path / "cache")}
+    return user
+
+
+def test_uv_installs_where_it_is_on_the_machine(by_uv: User, tmp_path: Path) -> None:
+    """From where pip would take the packages: uv does not read pip's settings."""
+    bare = python_without(tmp_path / "bare")  # nor does it need a pip
+    by_uv.env["PATH"] = f"{bare / 'bin'}:{by_uv.env['PATH']}"
+    done = by_uv.plan()
+    assert len(done.err.splitlines()) == 2
+    log = (by_uv.venv / "install.log").read_text()
+    assert "# packages, by uv" in log and "by pip" not in log and f" + torch=={wheels.TORCH}" in log
+    assert names(by_uv) == set(wheels.PACKAGES)
+    assert by_uv.plan().err == ""
+
+
+def test_pip_installs_where_uv_fails(by_uv: User, tmp_path: Path) -> None:
+    (tmp_path / "uv/uv").unlink()
+    (tmp_path / "uv/uv").write_text("#!/bin/sh\necho 'error: no way in' >&2\nexit 2\n")
+    (tmp_path / "uv/uv").chmod(0o755)
+    by_uv.plan()
+    log = (by_uv.venv / "install.log").read_text()
+    assert "error: no way in" in log and "Successfully installed" in log
+    assert names(by_uv) == set(wheels.PACKAGES)
+
+
+def test_kill_9_of_uv(by_uv: User, index: Path, token: str) -> None:
+    """pip does not go on in its place."""
+    with wheels.Index(index, gated="wandb") as slow:
+        process = by_uv.start(PIP_FIND_LINKS=slow.url)
+        assert slow.asked.wait(60)
+        (pid,) = (pid for pid, line in processes(token).items() if "uv pip install" in line)
+        os.kill(pid, signal.SIGKILL)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 3 and "uv failed" in err
+    assert "by pip" not in (by_uv.venv / "install.log").read_text()
+
+
+def test_one_line_shows_how_far_it_is(user: User, index: Path) -> None:
+    """On a terminal: in place, until the line with the seconds."""
+    with wheels.Index(index, gated="wandb") as slow:
+        child = pexpect.spawn(
+            START[0], START[1:], cwd=user.folder, env=user.env | {"PIP_FIND_LINKS": slow.url, "TERM": "xterm"}, timeout=60
+        )
+        child.expect(r"making the environment .venv with ")
+        child.expect(r"\r\x1b\[Kmaking the environment .venv: fetching wandb.* \(\d+ packages.*\), \d+ s")
+        slow.open()
+        child.expect(r"environment ready")
+        child.expect(pexpect.EOF)
+        child.close()
+    assert child.exitstatus == 0
+
+
+def test_a_later_section_of_the_lock_is_added_once(user: User, index: Path, tmp_path: Path) -> None:
+    for name in ("pyarrow", "nvitop"):
+        wheels.write_wheel(index, name, "1.0", {f"{name}/__init__.py": b""})
+    with (user.folder / "requirements.lock").open("a") as lock:
+        lock.write("# [extras] why\npyarrow==1.0\n# [peers]\nnvitop==1.0\n")
+    user.plan()
+    assert names(user) == set(wheels.PACKAGES), "the first run installs the first section"
+    add = ["bash", "-c", 'source lib/init.sh; venv::add "$@"', "make"]
+    assert "installed [extras] of requirements.lock" in user.run(*add, "extras").err
+    assert "pyarrow" in names(user) and user.run(*add, "extras").err == ""
+    beside = tmp_path / "the peers"
+    assert f"into {beside}" in user.run(*add, "peers", str(beside)).err
+    assert (beside / "nvitop").is_dir() and "nvitop" not in names(user)
+    (beside / "nvitop/old").touch()
+    assert user.run(*add, "peers", str(beside)).err == "" and (beside / "nvitop/old").exists()
+    lock_text = (user.folder / "requirements.lock").read_text()
+    (user.folder / "requirements.lock").write_text(lock_text.replace("nvitop==1.0", "nvitop==1.0\ntqdm==4.0"))
+    user.run(*add, "peers", str(beside))
+    assert (beside / "tqdm").is_dir() and not (beside / "nvitop/old").exists(), "made again, nothing old stays"
+
+
+SOURCES = """
+import sys; sys.path[:0] = sys.argv[1:3]
+import install, os
+print(*install.uv_sources(os.environ), sep="\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    ("config", "env", "words"),
+    [
+        ("", {}, []),
+        ("[global]\nindex-url = https://a/simple\n", {}, ["--index-url=https://a/simple"]),
+        (
+            "[global]\nfind-links = /w\nextra-index-url =\n    file:///a\n    file:///b\n[install]\nfind-links = /x\n",
+            {"PIP_NO_INDEX": "1"},
+            ["--extra-index-url=file:///a", "--extra-index-url=file:///b", "--find-links=/x", "--no-index"],
+        ),
+        ("[global]\nfind_links = /w\n", {"PIP_FIND_LINKS": "/mine"}, ["--find-links=/mine"]),
+        ("[global]\nindex-url = https://a/simple\n", {"UV_DEFAULT_INDEX": "https://b/simple"}, None),
+        ("not a config", {}, None),
+    ],
+)
+def test_uv_takes_packages_from_where_pip_does(config: str, env: dict[str, str], words: list[str] | None, tmp_path: Path) -> None:
+    (tmp_path / "pip.conf").write_text(config)
+    known = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))} | {"HOME": str(tmp_path), "XDG_CONFIG_HOME": ""}
+    command = [sys.executable, "-c", SOURCES, str(ROOT), str(ROOT / "lib")]
+    done = subprocess.run(
+        command, env=known | {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf")} | env, capture_output=True, text=True, check=True
+    )
+    found = done.stdout.split()
+    if words:
+        assert found[-1] == "--index-strategy=unsafe-best-match", "as pip: the best version of all of them"
+        assert set(words) <= set(found)
+    elif words is None:
+        assert found == [], "uv's own settings decide; a file that pip refuses does not"
+
+
 def test_the_first_run_makes_it_and_the_second_uses_it(user: User) -> None:
     first = user.plan()
     assert f"making the environment .venv with {user.env['PATH'].partition(':')[0]}/python3" in first.err
-    for step in ("making an empty environment", "installing packages", "compiling what a start needs"):
-        assert f"[INFO] {step}" in re.sub(r" \d{4}-\S+ \S+", "", first.err), "progress is shown"
+    assert len(first.err.splitlines()) == 2, "begin and end; progress is for terminals, and for what takes long"
     log = (user.venv / "install.log").read_text()
     assert "Successfully installed" in log and "Successfully installed" not in first.err
-    assert f"environment ready: {user.venv}" in first.err
+    assert re.search(rf"environment ready: {user.venv} \(\d+ s\)\n", first.err)
     assert names(user) == set(wheels.PACKAGES)
     second = user.plan()
     assert second.err == "" and second.seconds < 3.0, "nothing is installed again"
@@ -188,6 +305,7 @@ def test_a_package_that_is_not_to_be_had(user: User) -> None:
     done = user.run()
     assert done.code == 3 and done.out == ""
     assert "no-such-package" in done.err, "pip's own message"
+    assert re.search(rf"    try:     .*bin/python.* install -r .*{user.venv.name}/requirements.txt", done.err), "the command that failed"
     assert f"all of it: {user.venv / 'install.log'}" in done.err
     assert "[ERROR]" in done.err and "the environment could not be made: pip failed" in done.err
     assert user.run().code == 3, "and it does not count as made"
@@ -232,7 +350,7 @@ def test_ctrl_c_in_the_middle(user: User, index: Path, token: str) -> None:
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
         _, err = process.communicate(timeout=20)
         assert process.returncode == 130
-        assert "interrupted while making the environment (exit 130)" in err
+        assert "interrupted while installing (exit 130)" in err
         assert "Traceback" not in err
         wait_until(lambda: not processes(token), 8, "nothing is left")
     user.plan()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, tomllib
 from training.data.optional_deps import FORMS
+from training.host import packages
 from training.monitor import prometheus
 
 ANSWER = """\
@@ -29,11 +32,18 @@ triton==3.5.0 ; sys_platform == 'linux'
 """
 STUB = """\
 import json, os, sys
+args = sys.argv[1:]
+with open(args[args.index("--constraint") + 1]) as file:
+    known = file.read()
 with open(os.environ["RECORD"], "a") as record:
-    record.write(json.dumps({"args": sys.argv[1:], "links": os.environ.get("UV_FIND_LINKS")}) + "\\n")
-if os.environ.get("FAILS") == sys.argv[-1]:
+    record.write(json.dumps({"args": args, "known": known, "links": os.environ.get("UV_FIND_LINKS")}) + "\\n")
+if os.environ.get("FAILS") in args:
     sys.exit("no solution")
-print(os.environ["ANSWER"], end="")
+narrow = "colorama==0.4.6 ; sys_platform == 'win32'"  # the test tools need it everywhere
+print(os.environ["ANSWER"].replace(narrow, "colorama==0.4.6") if "--group=dev" in args else os.environ["ANSWER"], end="")
+for word, pins in {"--extra=data": "pyarrow==26.0", "--group=dev": "pytest==9.0", "--group=peers": "nvitop==1.7"}.items():
+    if word in args:
+        print(pins)
 """
 
 
@@ -45,9 +55,7 @@ def project(tmp_path: Path) -> Path:
     (folder / "stub/uv/__init__.py").touch()
     (folder / "stub/uv/__main__.py").write_text(STUB)
     shutil.copy(ROOT / "tests/lock.py", folder / "tests")
-    (folder / "requirements.in").write_text("# why\ntorch==2.13.0        # the framework\nnumpy\n")
-    (folder / "requirements-extras.in").write_text("-c requirements.lock\npyarrow\n")
-    (folder / "requirements-dev.in").write_text("-c requirements.lock\npytest\n")
+    (folder / "pyproject.toml").write_text('[tool.uv]\nconstraint-dependencies = ["torch==2.13.0"]\n')
     return folder
 
 
@@ -58,41 +66,42 @@ def run(project: Path, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=known | stub | env, cwd="/", capture_output=True, text=True, check=False)
 
 
-def asked(project: Path) -> list[dict[str, object]]:
+def asked(project: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (project / "record").read_text().splitlines()]
 
 
-def test_what_torch_brings_is_left_out_and_torch_stands_first(project: Path) -> None:
+def test_each_section_holds_what_it_adds_and_torch_comes_without_what_it_brings(project: Path) -> None:
     done = run(project)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "requirements.lock: changed\nrequirements-extras.lock: changed\nrequirements-dev.lock: changed\n"
-    assert (project / "requirements.lock").read_text() == (
-        "# Made by 'make lock' from requirements.in. torch brings its own exact pins of triton and the CUDA libraries.\n"
-        "torch==2.13.0\n"
-        "colorama==0.4.6 ; sys_platform == 'win32'\n"
-        "numpy==2.2.6 ; python_full_version < '3.11'\n"
-        "numpy==2.5.5 ; python_full_version >= '3.11'\n"
-        "nvidia-ml-py==13.615.71\n"
-        "torchmetrics==1.0\n"
-    )
-    dev = (project / "requirements-dev.lock").read_text()
-    assert dev.startswith("# Made by 'make lock' from requirements-dev.in.\ncolorama==") and "torch==" not in dev
-
-
-def test_the_same_answer_changes_nothing(project: Path) -> None:
-    run(project)
-    names = ("requirements", "requirements-extras", "requirements-dev")
-    assert run(project).stdout == "".join(f"{name}.lock: the same as before\n" for name in names)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "requirements.lock: changed\n")
+    lines = (project / "requirements.lock").read_text().splitlines()
+    assert lines[0].startswith("# Made by 'make lock' from pyproject.toml") and lines[1].startswith("#")
+    assert lines[2:] == [
+        "torch==2.13.0",
+        "colorama==0.4.6",
+        "numpy==2.2.6 ; python_full_version < '3.11'",
+        "numpy==2.5.5 ; python_full_version >= '3.11'",
+        "nvidia-ml-py==13.615.71",
+        "torchmetrics==1.0",
+        "# [extras] `make extras` adds these to .venv",
+        "pyarrow==26.0",
+        "# [dev] `make env` adds these to .venv",
+        "pytest==9.0",
+        "# [peers] `make peers` installs these beside .venv",
+        "nvitop==1.7",
+    ], "colorama as the last section needs it, where the first does"
+    assert run(project).stdout == "requirements.lock: the same as before\n"
 
 
 def test_what_is_asked_of_uv(project: Path) -> None:
     run(project)
-    product, extras, tools = asked(project)
-    args = product["args"]
-    assert isinstance(args, list) and args[:2] == ["pip", "compile"] and args[-1] == "requirements.in"
-    assert "--universal" in args and args[args.index("--python-version") + 1] == "3.10"
-    assert isinstance(extras["args"], list) and extras["args"][-1] == "requirements-extras.in"
-    assert isinstance(tools["args"], list) and tools["args"][-1] == "requirements-dev.in"
+    first, *_, last = asked(project)
+    for record in (first, last):
+        args = record["args"]
+        assert args[:2] == ["pip", "compile"] and args[-1] == "pyproject.toml" and "--universal" in args
+        assert args[args.index("--python-version") + 1] == "3.10"
+    assert first["known"] == "" and "--group=dev" not in first["args"]
+    assert {"--extra=full", "--extra=data", "--group=dev", "--group=peers"} <= set(last["args"])
+    assert "pyarrow==26.0" in last["known"], "what an earlier section has stays as it is"
 
 
 @pytest.mark.parametrize(
@@ -101,32 +110,56 @@ def test_what_is_asked_of_uv(project: Path) -> None:
 )
 def test_local_wheels_are_found(project: Path, env: dict[str, str], links: str | None) -> None:
     run(project, **env)
-    assert [record["links"] for record in asked(project)] == [links] * 3
+    assert {record["links"] for record in asked(project)} == {links}
 
 
 def test_a_resolution_that_fails_leaves_the_lock_file_alone(project: Path) -> None:
     (project / "requirements.lock").write_text("as it was\n")
-    done = run(project, FAILS="requirements.in")
-    assert done.returncode == 1 and "uv could not resolve requirements.in" in done.stderr
+    done = run(project, FAILS="--group=dev")
+    assert done.returncode == 1 and "uv could not resolve --extra=full" in done.stderr
     assert (project / "requirements.lock").read_text() == "as it was\n"
-    assert not (project / "requirements-dev.lock").exists()
 
 
-def test_the_committed_lock_files_are_of_this_form() -> None:
-    product = (ROOT / "requirements.lock").read_text().splitlines()
-    wanted = (ROOT / "requirements.in").read_text()
-    assert product[0].startswith("# Made by 'make lock'") and product[1].startswith("torch==") and f"\n{product[1]} " in wanted
-    for name in ("requirements.lock", "requirements-extras.lock", "requirements-dev.lock"):
-        pins = (ROOT / name).read_text().splitlines()[1:]
-        assert pins and all("==" in pin.partition(";")[0] for pin in pins), name
-        assert not [pin for pin in pins if pin.startswith(("triton", "cuda-", "nvidia-")) and not pin.startswith("nvidia-ml-py")]
+def project_table() -> dict[str, Any]:
+    return dict(tomllib.loads((ROOT / "pyproject.toml").read_text()))
 
 
-def test_every_optional_package_is_pinned_and_is_one_that_the_program_asks_for() -> None:
-    wanted = [line for line in (ROOT / "requirements-extras.in").read_text().splitlines() if line and line[0] not in "#-"]
-    pins = {pin.partition("==")[0] for pin in (ROOT / "requirements-extras.lock").read_text().splitlines()[1:]}
-    assert all(" # " in line for line in wanted), "one says why"
-    assert {line.split()[0] for line in wanted} == {package for _, package, _ in FORMS} | {prometheus.PACKAGE} <= pins
+def test_the_committed_lock_is_of_this_form_and_has_every_direct_dependency() -> None:
+    table = project_table()
+    pins = {section: packages.locked(section) for section in ("run", "extras", "dev", "peers")}
+    assert pins["run"][0] in table["tool"]["uv"]["constraint-dependencies"]
+    every = [pin for section in pins.values() for pin in section]
+    assert all("==" in pin.partition(";")[0] for pin in every)
+    assert not [pin for pin in every if pin.startswith(("triton", "cuda-", "nvidia-")) and not pin.startswith("nvidia-ml-py")]
+    of = {section: {pin.partition("==")[0] for pin in lines} for section, lines in pins.items()}
+    assert sum(map(len, of.values())) == len(set().union(*of.values())), "each package is in one section"
+    extras, groups = table["project"]["optional-dependencies"], table["dependency-groups"]
+    direct = {"run": {re.split("[>=<]", name)[0] for name in table["project"]["dependencies"]}}
+    direct |= {"extras": {*extras["data"], *extras["prometheus"]}, "dev": set(groups["dev"]), "peers": set(groups["peers"])}
+    earlier: set[str] = set()
+    for section, names in direct.items():
+        earlier |= of[section]
+        assert names <= earlier, section
+
+
+def test_every_optional_package_is_one_that_the_program_asks_for() -> None:
+    extras = project_table()["project"]["optional-dependencies"]
+    assert {*extras["data"], *extras["prometheus"]} == {package for _, package, _ in FORMS} | {prometheus.PACKAGE}
+
+
+@pytest.mark.parametrize("tool", ["pip", "uv"])
+def test_pip_and_uv_read_the_lock(tool: str, tmp_path: Path) -> None:
+    """As constraints, without fetching anything: a package that is not in the lock is missing, another version of one is a conflict."""
+    lock = ROOT / "requirements.lock"
+    options = ["--dry-run", "--no-index", "-c", str(lock)]
+    offline = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))} | {"PIP_CONFIG_FILE": os.devnull}
+    subprocess.run([sys.executable, "-m", "venv", *(["--without-pip"] if tool == "uv" else []), tmp_path / "env"], check=True)
+    python = str(tmp_path / "env/bin/python")
+    command = [python, "-m", "pip", "install"] if tool == "pip" else [sys.executable, "-m", "uv", "pip", "install", "--python", python]
+    done = subprocess.run([*command, *options, "tqdm==1.0"], env=offline, capture_output=True, text=True, check=False)
+    pinned = next(pin for pin in packages.locked("run") if pin.startswith("tqdm=="))
+    assert done.returncode == 1 and pinned in done.stdout + done.stderr, "the constraint decides"
+    assert "nvalid" not in done.stderr and "parse" not in done.stderr, done.stderr
 
 
 def test_no_file_names_a_package_registry() -> None:

@@ -13,6 +13,7 @@ import torch
 from benchmarks import peers, target
 from benchmarks.contenders import gpt2, parts
 from tests.conftest import ROOT
+from training.host import packages
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.model_dims import ModelDims
 
@@ -68,11 +69,11 @@ def test_peers_that_are_not_installed(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_every_contender_has_its_file_and_its_pin() -> None:
-    pins = (ROOT / "requirements-bench.lock").read_text()
+    pins = packages.locked("peers")
     for module, package in peers.CONTENDERS.values():
         assert not module or (ROOT / f"benchmarks/contenders/{module}.py").exists()
-        assert not package or f"\n{package}==" in pins
-    assert not [line for line in pins.splitlines() if line.startswith(("torch==", "triton==", "nvidia-"))], "torch is .venv's"
+        assert not package or [pin for pin in pins if pin.startswith(f"{package}==")]
+    assert not [line for line in pins if line.startswith(("torch==", "triton==", "nvidia-"))], "torch is .venv's"
 
 
 def test_batches_are_whole_sequences_with_their_next_tokens(shard: Path) -> None:

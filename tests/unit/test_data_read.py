@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -164,8 +165,13 @@ def test_missing_packages_are_one_problem(monkeypatch: pytest.MonkeyPatch) -> No
     for said in ("b.parquet needs pyarrow", "d.jsonl.zst needs zstandard", "--tokenizer=bpe needs tokenizers"):
         assert said in problem.what
     assert "c.parquet" not in problem.what
-    assert "make extras" in problem.fixes
-    assert [f for f in problem.fixes if f.startswith("python -m pip install -r requirements-extras.lock")]
+    assert problem.fixes == ["make extras"]
+    monkeypatch.setattr(optional_deps.packages.sys, "prefix", "/an/environment/of/mine")
+    (problem,) = optional_deps.missing(files, "bpe")
+    assert problem.fixes[0] == f"{sys.executable} -m pip install tokenizers pyarrow zstandard"
+    assert problem.fixes[1].startswith("make extras ")
+    monkeypatch.setattr(optional_deps.packages, "INSTALLED", True)
+    assert len(optional_deps.missing(files, "bpe")[0].fixes) == 1, "an installed package has no Makefile"
     assert "x.tiktoken needs tiktoken" in optional_deps.missing([], "x.tiktoken")[0].what
     assert "t/tokenizer.json needs tokenizers" in optional_deps.missing([], "t/tokenizer.json")[0].what
     assert optional_deps.missing([Path("a.txt"), Path("b.jsonl.gz")], "bytes") == []

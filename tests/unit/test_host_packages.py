@@ -8,21 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, tomllib
 from training.config.schema import Config
 from training.diagnose import patterns
 from training.host import packages
 from training.plan import builder, request
 
 
-def names(file: str) -> set[str]:
-    lines = (ROOT / file).read_text().splitlines()
-    return {re.split(r"[=<>~! ;#]", line, maxsplit=1)[0] for line in lines if line and not line.startswith("#")}
+def names(specifiers: list[str]) -> set[str]:
+    return {re.split(r"[=<>~! ;\[]", one, maxsplit=1)[0] for one in specifiers}
 
 
 def test_every_direct_requirement_is_required_or_optional() -> None:
-    assert packages.REQUIRED.keys() | packages.OPTIONAL.keys() == names("requirements.in")
-    assert not packages.REQUIRED.keys() & packages.OPTIONAL.keys()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    (full,) = extras["full"]
+    in_full = [package for extra in re.findall(r"\w+", full.partition("[")[2]) for package in extras[extra]]
+    assert packages.REQUIRED.keys() == names(project["dependencies"])
+    assert packages.OPTIONAL.keys() == names(in_full)
+    oldest = re.search(r"^OLDEST_TORCH = \((\d+), (\d+)\)", (ROOT / "lib/environment.py").read_text(), re.MULTILINE)
+    assert oldest and f"torch>={oldest[1]}.{oldest[2]}" in project["dependencies"]
     assert packages.lacking([*packages.REQUIRED, *packages.OPTIONAL]) == [], "the tested environment has all"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 
 import training
@@ -11,7 +12,7 @@ from training.cli import completion
 from training.cli.commands import COMMANDS, OWN, Command
 from training.core import log
 from training.core.errors import Exit, Problem, UserError
-from training.core.project import ROOT
+from training.core.project import INSTALLED, ROOT, typed
 from training.core.suggest import suggest
 
 EXAMPLES = """\
@@ -34,6 +35,7 @@ def main(argv: list[str]) -> int:
     if name == "help" and rest and rest[0] in COMMANDS:
         name, rest = rest[0], ["--help"]
     if name == "help":
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` ends it in silence
         print(overview())
         return int(Exit.DONE if argv else Exit.CONFIG)
     try:
@@ -48,8 +50,8 @@ def main(argv: list[str]) -> int:
 
 def overview() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {command.name:<{width}}  {command.text}" for command in COMMANDS.values()]
-    return "\n".join(["Usage: ./duet COMMAND [ARGS…]", "", "Commands:", *lines, "", EXAMPLES])
+    lines = [f"  {c.name:<{width}}  {c.text}{'' if INSTALLED or c.first or not c.script else f': ./{c.script}'}" for c in COMMANDS.values()]
+    return typed("\n".join(["Usage: ./duet COMMAND [ARGS…]", "", "Commands:", *lines, "", EXAMPLES]))
 
 
 def _found(name: str) -> Command:

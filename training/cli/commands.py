@@ -19,13 +19,14 @@ class Command:
 
 
 _COMMANDS = (
-    Command("train", "train on two GPUs: ./train_dual_gpu.sh", "train_dual_gpu.sh"),
-    Command("launch", "train with N processes, or start your own script with them: ./launch_train.sh", "launch_train.sh"),
-    Command("submit", "train as a job of SLURM: ./submit_job.sh", "submit_job.sh"),
+    Command("train", "train on two GPUs", "train_dual_gpu.sh"),
+    Command("train-enhanced", "the same, with a resource report, an analysis of a failure, and restarts", "train_dual_gpu_enhanced.sh"),
+    Command("launch", "train with N processes, or start your own script with them", "launch_train.sh"),
+    Command("submit", "train as a job of SLURM", "submit_job.sh"),
     Command(
         "doctor", "plan, check this machine and measure the memory of a step; start nothing", "train_dual_gpu_enhanced.sh", "", ("--check",)
     ),
-    Command("monitor", "watch a run or a log: ./monitor_training.sh", "monitor_training.sh"),
+    Command("monitor", "watch a run or a log", "monitor_training.sh"),
     Command("inspect", "are all ranks of a running training at work?", module="inspect"),
     Command("attach", "where each rank of any training is, and who waits for whom", module="supervise", first=("attach",)),
     Command("diagnose", "the cause of a failure, from any log", module="diagnose"),

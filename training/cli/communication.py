@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from training.config.schema import Config
 from training.core import args, log, units
 from training.core.errors import Exit, Problem, UserError
+from training.core.project import typed
 from training.host import decisions, env_vars, gpus, p2p_cache, program, torch_build
 from training.launcher.communication import stages
 from training.launcher.communication.result import command
@@ -95,7 +96,7 @@ def main(argv: list[str]) -> int:
     try:
         options = parse(argv)
         if options.help:
-            print(__doc__)
+            print(typed(__doc__))
             return int(Exit.DONE)
         made = plan(options)
         device = made["device"]

@@ -25,12 +25,12 @@ from pathlib import Path
 
 from training.core import args, log, rundir
 from training.core.errors import Exit, Problem, UserError
-from training.core.project import ROOT
+from training.core.project import WORK, typed
 from training.diagnose import bundle, card, source
 from training.diagnose.result import diagnose
 from training.diagnose.signatures import LANGUAGES
 
-EXPERIMENTS = ROOT / "experiments"
+EXPERIMENTS = WORK / "experiments"
 COMMAND = "./duet diagnose"
 FLAGS = {"json": args.SWITCH, "lang": args.one_of(*LANGUAGES), "report-issue": args.Flag(str, bare=""), "help": args.SWITCH}
 
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
     try:
         wanted = options(argv)
         if wanted.help:
-            print(__doc__.rstrip())
+            print(typed(__doc__.rstrip()))
             return int(Exit.DONE)
         if wanted.report_issue and Path(wanted.report_issue).exists() and not wanted.logs:  # `--report-issue RUN`
             wanted.logs, wanted.report_issue = [wanted.report_issue], ""

@@ -21,6 +21,7 @@ import time
 
 from training.core import log
 from training.core.errors import Exit, UserError
+from training.core.project import typed
 from training.monitor.health import health, options, render
 from training.monitor.health.health import HAS_ENDED, HealthReport
 from training.monitor.health.options import HealthOptions
@@ -30,7 +31,7 @@ def main(argv: list[str]) -> int:
     try:
         chosen = options.parse(argv)
         if chosen.help:
-            print((__doc__ or "").strip())
+            print(typed((__doc__ or "").strip()))
             return int(Exit.DONE)
         run = options.find(chosen.run) if chosen.pid is None else None
         while True:

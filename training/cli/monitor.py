@@ -53,8 +53,8 @@ def _source(chosen: MonitorOptions) -> StateSource:
     if chosen.all:
         from training.monitor.run_list import RunTable
 
-        return RunTable(project.ROOT / find_run.EXPERIMENTS)
-    run, log = options.find(chosen, project.ROOT)
+        return RunTable(project.WORK / find_run.EXPERIMENTS)
+    run, log = options.find(chosen, project.WORK)
     if run is not None:
         return state.RunWatch(run, log)
     from training.monitor.log_watch import LogWatch

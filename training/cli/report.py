@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 from training.core.errors import Exit, Problem, UserError
+from training.core.project import typed
 from training.host import program
 
 
@@ -28,7 +29,7 @@ def _main(argv: list[str]) -> int:
     try:
         chosen = options.parse(argv)
         if chosen.help:
-            print(__doc__)
+            print(typed(__doc__))
             return int(Exit.DONE)
         chart_render.warm_up()
         from training.monitor.report import compare_page, run, run_page

@@ -21,6 +21,7 @@ from pathlib import Path
 from training.core import log as console
 from training.core import rundir
 from training.core.errors import Exit, NothingToDo, Problem, UserError
+from training.core.project import typed
 from training.core.units import plural
 from training.host import program
 from training.launcher.slurm import code_snapshot, job, options, submission
@@ -98,7 +99,7 @@ def _submitted(frozen: FrozenJob, number: str) -> None:
         f"    Run      {frozen.run.path}\n"
         f"    Code     {facts['code']['sentence']}, frozen: edits from now on do not reach the job\n"
         f"    Log      {log}\n"
-        f"    Watch    squeue -j {number}; ./monitor_training.sh --run={run}; tail -F {shlex.quote(log)}\n"
+        f"    Watch    squeue -j {number}; {typed('./monitor_training.sh')} --run={run}; tail -F {shlex.quote(log)}\n"
         f"    Cancel   scancel {number}"
     )
 

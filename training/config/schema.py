@@ -218,7 +218,7 @@ class Config:
         unit="all ranks",
         env="USE_LIBUV",
     )
-    debug: bool = option(False, "launch", "NCCL and torch.distributed debug output for this run")
+    debug: bool = option(False, "launch", "NCCL and torch.distributed debug output for this run; DUET_DEBUG=1 traces the shell too")
     inject: str = option("", "launch", "inject a fault (CONTRIBUTING.md); list shows every fault", unit="FAULT@key=value,…")
 
 

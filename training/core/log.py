@@ -13,6 +13,7 @@ import time
 from typing import TextIO
 
 from training.core.errors import UserError
+from training.core.project import typed
 from training.core.units import plural
 
 COLOURS = {"INFO": "34", "SUCCESS": "32", "WARNING": "33", "ERROR": "31"}
@@ -129,6 +130,6 @@ def report(problem: UserError, closing: str = "nothing was launched") -> None:
     if problem.said_by_another:
         return
     for one in problem.problems:
-        error("\n".join(one.lines()))
+        error(typed("\n".join(one.lines())))
     count = len(problem.problems)
     error(f"{plural(count, 'problem')}; {closing} (exit {int(problem.code)})")

@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from training.core import rundir
+from training.core.project import typed
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -19,4 +20,4 @@ def next_command(plan: Plan, run: rundir.RunDir, **changes: object) -> str:
         program = f"torchrun --nproc_per_node={plan['ranks']} train.py"
     kept = {n: plan["config"][n] for n in ("out_dir", "log_dir") if plan["origins"][n] != "default"}
     flags = kept | {"resume": run.name} | changes
-    return " ".join([program, *(f"--{name}={shlex.quote(str(value))}" for name, value in flags.items())])
+    return typed(" ".join([program, *(f"--{name}={shlex.quote(str(value))}" for name, value in flags.items())]))

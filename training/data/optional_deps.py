@@ -1,4 +1,4 @@
-"""Optional packages: what a file form or a tokenizer needs beyond requirements.lock, and what is said when it is missing.
+"""Optional packages: what a file form or a tokenizer needs beyond what every run has, and what is reported when it is missing.
 
 Nothing is imported here: a package is there when the interpreter would find it.
 """
@@ -6,11 +6,11 @@ Nothing is imported here: a package is there when the interpreter would find it.
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from training.core.errors import Problem
+from training.host import packages
 
 # Ends of names, the package, what it does.
 FORMS = (
@@ -19,7 +19,6 @@ FORMS = (
     (".json", "tokenizers", "loads a tokenizer.json"),
     (".tiktoken", "tiktoken", "loads a .tiktoken file"),
 )
-LOCK = "requirements-extras.lock"
 
 
 def missing(files: Iterable[Path], tokenizer: str) -> list[Problem]:
@@ -34,10 +33,7 @@ def missing(files: Iterable[Path], tokenizer: str) -> list[Problem]:
         for suffix, package, does in FORMS:
             if name.lower().endswith(suffix) and package not in needs:
                 needs[package] = f"{name} needs {package} ({does})"
-    lacking = [text for package, text in needs.items() if importlib.util.find_spec(package) is None]
+    lacking = {package: text for package, text in needs.items() if importlib.util.find_spec(package) is None}
     if not lacking:
         return []
-    fixes = ["make extras", f"python -m pip install -r {LOCK}   # an environment of your own"]
-    if sys.prefix != str(Path(__file__).resolve().parents[2] / ".venv"):
-        fixes.reverse()
-    return [Problem("package.missing", f"an optional package is not installed: {'; '.join(lacking)}", f"the packages of {LOCK}", fixes)]
+    return [Problem("package.missing", f"an optional package is not installed: {'; '.join(lacking.values())}", "", packages.add(lacking))]

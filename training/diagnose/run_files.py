@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from training.core import heartbeat, run_reader, standing
 from training.core.errors import Exit
 from training.core.jsonl import Record
+from training.core.project import typed
 from training.core.rundir import RunDir, read_json, read_records
 from training.diagnose import scan, source, traceback
 from training.diagnose.log_line import LogLine, shown
@@ -73,7 +74,7 @@ def alive(run: RunDir) -> str:
     if not supervisor or not standing.lives(supervisor):
         return ""
     doing = "; ".join(f"rank {b.rank}: {b}, {b.age_s:.0f} s ago" for b in heartbeat.read_all(run.heartbeats))
-    return f"the run goes on ({doing}); who waits for whom: ./duet attach --run={shlex.quote(str(run.path))}"
+    return f"the run goes on ({doing}); who waits for whom: {typed('./duet attach')} --run={shlex.quote(str(run.path))}"
 
 
 def _vanished(run: RunDir) -> list[Event]:

@@ -1,4 +1,4 @@
-"""The packages of requirements.in: those that every run needs, and what is off without each of the others.
+"""The packages of pyproject.toml: those that every run needs, and what is off without each of the others.
 
 Standard library only and nothing imported: lib/environment.py asks before anything is installed. A package is there when the
 interpreter would find its module, whoever has installed it (pip, conda, a build of one's own).
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.core.project import ROOT
+from training.core.project import INSTALLED, ROOT
 
 REQUIRED = {"torch": "torch", "numpy": "numpy", "psutil": "psutil", "nvidia-ml-py": "pynvml", "tqdm": "tqdm"}  # package → module
 
@@ -59,20 +59,42 @@ def lacking(names: Iterable[str]) -> list[str]:
 
 def install(names: Iterable[str]) -> str:
     """The command that brings these packages into the environment of this interpreter; optional ones as they are locked."""
-    locked = _locked()
-    words = [f"{name}=={locked[name]}" if name in OPTIONAL and name in locked else name for name in names]
+    versions = _versions()
+    words = [f"{name}=={versions[name]}" if name in OPTIONAL and name in versions else name for name in names]
     return shlex.join([sys.executable, "-m", "pip", "install", *words])
 
 
-def _locked() -> dict[str, str]:
+def add(names: Iterable[str]) -> list[str]:
+    """Commands that bring packages of the section `extras`, for this interpreter first."""
+    command = shlex.join([sys.executable, "-m", "pip", "install", *names])
+    if INSTALLED:
+        return [command]
+    own = sys.prefix == str(ROOT / ".venv")
+    return ["make extras"] if own else [command, "make extras   # into the project's own environment"]
+
+
+def locked(section: str) -> list[str]:
+    """The pins that a section of requirements.lock adds; `run` is the first one. Raises OSError."""
+    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    found: dict[str, list[str]] = {}
+    current = "run"
+    for line in lines:
+        if heading := re.match(r"# \[(\w+)\]", line):
+            current = heading[1]
+        elif line and not line.startswith("#"):
+            found.setdefault(current, []).append(line)
+    return found[section]
+
+
+def _versions() -> dict[str, str]:
     """package → version in requirements.lock, for this Python."""
     try:
-        lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+        pins = locked("run")
     except OSError:
         return {}
     versions = {}
-    for line in lines:
-        if match := re.match(r"([\w.-]+)==(\S+)(?: ; python_full_version (<|>=) '3\.(\d+)')?$", line):
+    for pin in pins:
+        if match := re.match(r"([\w.-]+)==(\S+)(?: ; python_full_version (<|>=) '3\.(\d+)')?$", pin):
             name, version, sign, minor = match.groups()
             if sign is None or (sys.version_info[1] < int(minor)) == (sign == "<"):
                 versions[name] = version

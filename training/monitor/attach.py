@@ -21,7 +21,7 @@ from training.core import args, find_run, heartbeat, log, run_reader, rundir
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import EXPERIMENTS, LATEST, RunSelector
 from training.core.heartbeat import HeartbeatRecord
-from training.core.project import ROOT
+from training.core.project import WORK, typed
 from training.host import program
 from training.watchdog import discovery, heartbeat_watchdog, stall_detector
 from training.watchdog.hang_report import BLIND, LOOPS, PAUSED, QUIET, HangFinding, NoFinding
@@ -42,7 +42,7 @@ ASKER = RunSelector("--run", f"{discovery.COMMAND} --run=", f"{discovery.COMMAND
 
 def main(argv: list[str]) -> int:
     if {"-h", "--help"} & set(argv):
-        print(__doc__.strip() if __doc__ else "")
+        print(typed(__doc__.strip()) if __doc__ else "")
         return int(Exit.DONE)
     try:
         pid, folder, as_json = _parse(argv)
@@ -94,7 +94,7 @@ def _parse(argv: list[str]) -> tuple[int | None, Path | None, bool]:
 
 def _run(wanted: str) -> Path:
     try:
-        return find_run.find(None if wanted == LATEST else wanted, ROOT / EXPERIMENTS, ASKER).path
+        return find_run.find(None if wanted == LATEST else wanted, WORK / EXPERIMENTS, ASKER).path
     except UserError:
         if os.path.exists(wanted):  # a folder of runs: ranks.of_run() names the newest one in it
             return Path(wanted)

@@ -94,7 +94,7 @@ def _contradictions(options: MonitorOptions) -> list[Problem]:
 
 def _without_flag(word: str) -> Problem:
     """A run or a log that was named without --run= or --log=."""
-    experiments = project.ROOT / find_run.EXPERIMENTS
+    experiments = project.WORK / find_run.EXPERIMENTS
     what, allowed = f"{word!r} is without a flag", "--run=RUN or --log=FILE"
     if os.path.isfile(word):  # noqa: PTH113 – Path.is_file raises for a name that no file system takes
         return Problem("flag.positional", what, allowed, [f"{COMMAND} --log={shlex.quote(word)}"])

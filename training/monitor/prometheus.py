@@ -21,13 +21,13 @@ from typing import Any
 from training.core import log
 from training.core.errors import Exit, Problem, UserError
 from training.core.jsonl import dig
-from training.host import ports
+from training.host import packages, ports
 from training.monitor import prom_metrics
 from training.monitor.options import COMMAND
 from training.monitor.prom_metrics import AnyState
 
 HOST = "127.0.0.1"  # nothing of a run is told to other machines: whoever wants that makes a tunnel
-PACKAGE, INSTALL = "prometheus-client", "make extras"
+PACKAGE = "prometheus-client"
 CLIENT_S = 10.0  # a client that sends nothing has a thread for so long
 WAITING_CLIENTS = 64
 POLL_S, WAKE_S = 0.1, 1.0
@@ -212,7 +212,7 @@ def _library() -> tuple[ModuleType, ModuleType]:
         from prometheus_client.openmetrics import exposition
     except ImportError as error:
         what = f"--prometheus needs the package {PACKAGE}, which this Python does not have ({error})"
-        raise UserError(Problem("package.missing", what, "the optional packages", [INSTALL]), Exit.RESOURCES) from None
+        raise UserError(Problem("package.missing", what, "", packages.add([PACKAGE])), Exit.RESOURCES) from None
     return prometheus_client, exposition
 
 

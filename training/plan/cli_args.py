@@ -15,7 +15,7 @@ from training.config import flags, loader, program, resolve
 from training.config.schema import FIELDS, Known
 from training.core import rundir
 from training.core.errors import Problem, UserError
-from training.core.project import ENTRYPOINT, ROOT
+from training.core.project import ENTRYPOINT, ROOT, WORK, shipped
 from training.plan import resume_run
 from training.plan.script_words import launch_words
 from training.tasks.spec import TaskSpec
@@ -170,7 +170,7 @@ def _config_file(
         many = "is one argument" if len(extra) == 1 else f"are {len(extra)} arguments"
         allowed = "one config file" + ("; --data takes one file, or a folder of files" if "data" in line.flags else "")
         problems.append(Problem("config.several", f"{shown} {many} too many: the config is {given[0]!r}", allowed))
-    return Path(os.path.expanduser(given[0]))  # noqa: PTH111 – Path.expanduser raises for an unknown user
+    return shipped(Path(os.path.expanduser(given[0])))  # noqa: PTH111 – Path.expanduser raises for an unknown user
 
 
 def _program(script: str, line: flags.CommandLine, args: list[str], typed: int, path: Path, what: str) -> Problem:
@@ -200,4 +200,4 @@ def _program(script: str, line: flags.CommandLine, args: list[str], typed: int, 
 def folder(name: str, resolved: resolve.Resolved) -> Path:
     """Default folders stand in the project, wherever it is started from; a folder that the user names, where he is."""
     value = Path(os.path.expanduser(getattr(resolved.config, name)))  # noqa: PTH111 – Path.expanduser raises for an unknown user
-    return ROOT / value if resolved.origins[name] == "default" else value.absolute()
+    return WORK / value if resolved.origins[name] == "default" else value.absolute()

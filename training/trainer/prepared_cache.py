@@ -13,7 +13,7 @@ from training.config.batch import Batch
 from training.config.schema import Config
 from training.core import log, rundir, units
 from training.core.errors import Exit, Problem, UserError
-from training.core.project import ROOT
+from training.core.project import ROOT, WORK
 from training.data import corpus, duration, optional_deps, tokenizer
 from training.data.prepare import MERGING, PreparedCorpus, ensure
 from training.plan import resume_checks
@@ -21,7 +21,7 @@ from training.plan import resume_checks
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
-CACHE = ROOT / "data"
+CACHE = WORK / "data"
 SAY_EVERY_S = 5.0
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from training import tasks
 from training.core import metric_units, run_reader, rundir, units
 from training.core.next_command import next_command
+from training.core.project import typed
 from training.plan.finished import longer
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def render(run: rundir.RunDir, plan: Plan) -> str:
         f"           {_contents(run, s['checkpoint'])}",
         f"Report     {run.report}" if run.report.exists() else "",
         f"Log        {plan['log_file']}" if plan.get("log_file") else "",
-        f"Monitor    ./monitor_training.sh --run={shlex.quote(run.name if _default_place(plan) else str(run.path))}",
+        typed(f"Monitor    ./monitor_training.sh --run={shlex.quote(run.name if _default_place(plan) else str(run.path))}"),
         f"Resume     {next_command(plan, run, **more)}",
     ]
     return "\n".join(f"  {line}" for line in lines if line) + "\n"

@@ -26,6 +26,7 @@ from training.cli.scaling import analysis, measure, options, render
 from training.cli.scaling.experiment import Experiment, prepare
 from training.core import log
 from training.core.errors import Exit, UserError
+from training.core.project import typed
 from training.host import program
 
 
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> int:
     try:
         chosen = options.parse(argv)
         if chosen.help:
-            print(__doc__)
+            print(typed(__doc__))
             return int(Exit.DONE)
         return _measure(prepare(chosen, os.environ), chosen.json)
     except UserError as error:

@@ -1,5 +1,5 @@
 """What the end of a log says: that training finished, or that it failed and of what. Only the end is looked at, so it is cheap;
-`./diagnose_log.sh` reads the whole of it."""
+`./duet diagnose` reads the whole of it."""
 
 from __future__ import annotations
 

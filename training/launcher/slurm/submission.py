@@ -22,7 +22,7 @@ from training.config import flags
 from training.config.schema import FIELDS, of_the_run
 from training.core import rundir
 from training.core.errors import Problem, UserError
-from training.core.project import ROOT
+from training.core.project import ROOT, WORK
 from training.host import topology
 from training.launcher.slurm import code_snapshot, options
 from training.plan.cli_args import QUICKSTART, command
@@ -151,8 +151,8 @@ def _write(
 ) -> None:
     run = frozen.run
     code = code_snapshot.take(ROOT, frozen.code, without=(request.experiments, request.logs))
-    (ROOT / "data").mkdir(exist_ok=True)
-    (frozen.code / "data").symlink_to(ROOT / "data")  # texts that are prepared already
+    (WORK / "data").mkdir(exist_ok=True)
+    (frozen.code / "data").symlink_to(WORK / "data")  # texts that are prepared already
     request.logs.mkdir(parents=True, exist_ok=True)  # SLURM makes no folder for its log: the job would fail without a word
     if not request.resume_from:
         rundir.write_json(run.plan, _plan(frozen, request, line, nodes * ranks))

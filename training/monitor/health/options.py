@@ -51,7 +51,7 @@ def parse(argv: list[str]) -> HealthOptions:
     return HealthOptions(run, pid, "json" in values, values.get("watch"), "help" in values)
 
 
-def find(wanted: str, root: Path = project.ROOT) -> RunDir:
+def find(wanted: str, root: Path = project.WORK) -> RunDir:
     """The run of that name or folder; "": the newest. Raises UserError."""
     try:
         return find_run.find(wanted or None, root / find_run.EXPERIMENTS, ASKER)

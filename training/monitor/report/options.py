@@ -11,7 +11,7 @@ from pathlib import Path
 from training.core import args, find_run
 from training.core.errors import Problem, UserError
 from training.core.find_run import EXPERIMENTS, LATEST, RunSelector
-from training.core.project import ROOT
+from training.core.project import WORK
 from training.core.rundir import RunDir
 from training.diagnose import card
 
@@ -33,7 +33,7 @@ class ReportOptions:
     help: bool = False
 
 
-def parse(argv: list[str], root: Path = ROOT) -> ReportOptions:
+def parse(argv: list[str], root: Path = WORK) -> ReportOptions:
     """Raises UserError with all problems at once."""
     line = args.parse(argv, FLAGS, COMMAND)
     values, problems = line.values, line.problems

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from training.core import args
 from training.core.errors import Problem, UserError
-from training.core.project import ROOT
+from training.core.project import ROOT, WORK
 from training.host import packages
 
 COMMAND = "python -m training.tasks.make_blur_video"
@@ -48,7 +48,7 @@ FLAGS = {
 
 @dataclass
 class Chosen:
-    folder: Path = ROOT / "data" / "blur_video"
+    folder: Path = WORK / "data" / "blur_video"
     clips: int = 16
     frames: int = 20
     size: tuple[int, int] = (128, 128)  # width, height
