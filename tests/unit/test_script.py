@@ -90,6 +90,12 @@ def test_a_config_after_a_script_is_the_scripts(home: Path, write: Write, words:
     assert problem("2", "--script", script, *words).fixes == [f"./launch_train.sh 2 --script main.py {command}"]
 
 
+@pytest.mark.parametrize("words", [["2", "--script"], ["2", "--script="], ["2", "--script", "--", "--lr=1"]])
+def test_a_script_without_a_name(home: Path, words: list[str]) -> None:
+    found = problem(*words)
+    assert (found.code, found.what) == ("flag.no_value", "--script has no value") and "--script main.py" in found.fixes[0]
+
+
 @pytest.mark.parametrize("action", ["--dry_run", "--explain", "--check"])
 def test_what_would_be_done_can_be_shown(
     home: Path, write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], action: str

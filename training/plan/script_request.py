@@ -85,6 +85,9 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     """Check what can be checked without looking at the machine. Raises UserError with all problems at once."""
     own, theirs = split(args)
     line = flags.parse(own)
+    if not line.flags.get("script", ("", ""))[0]:
+        fix = f"./{SCRIPT} 2 --script main.py -- ARGUMENTS   # the script's own arguments after --"
+        raise UserError(Problem("flag.no_value", "--script has no value", "a Python file or a program", [fix]))
     problems, positional = line.problems, list(line.positional)
     typed = SCRIPTS[program] or number_of_ranks(line, positional, problems)
     if program != SCRIPT:
