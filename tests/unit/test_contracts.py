@@ -31,6 +31,7 @@ UNTYPED = re.compile(r"\bdict\[str, Any\]")
 ALLOWED = {
     "core/rundir.py": "reads a file that any version of Duet may have written",
     "core/jsonl.py": "the name of that: Record",
+    "core/args.py": "values of flags, each of the type that its Flag reads",
     "core/contracts/kinds.py": "values of configuration fields: their types stand in the schema",
     "core/contracts/metrics.py": "figures that a task names itself",
     "core/contracts/run_files.py": "shape and data of a task's model: the task knows what they are",

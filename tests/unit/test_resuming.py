@@ -238,11 +238,16 @@ def test_a_new_end_replaces_the_old_one(made: Made) -> None:
 def test_a_run_of_a_later_version_is_refused_by_name_and_as_latest(home: Path, configs: tuple[str, str]) -> None:
     later = run_of(home, "later", configs[0], steps=100, status="stopped")
     run_of(home, "older", configs[0], steps=50, status="stopped", age_s=30)
+    planned = later.plan.stat().st_mtime
     rundir.write_json(later.plan, (rundir.read_json(later.plan) or {}) | {"schema_version": 99, "duet_version": "9.1"})
+    os.utime(later.plan, (planned, planned))
     for wanted in ("later", "latest"):
         with pytest.raises(UserError) as caught:
             ask(f"--resume={wanted}", script=SIMPLE)
         assert f"{later.plan} was written by Duet 9.1" in caught.value.problems[0].what
     found = ask("--resume=older", script=SIMPLE).resume_from
     assert found and found.name == "older"
+    run_of(home, "newest", configs[0], steps=20, status="stopped", age_s=-10)
+    found = ask("--resume=latest", script=SIMPLE).resume_from
+    assert found and found.name == "newest", "an older run of another version is in nobody's way"
     assert "no run there" in only(wrong("--resume=oldr", script=SIMPLE)).what, "another mistake is not hidden by it"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,11 +78,15 @@ def find(wish: ResumeRequest, problems: list[Problem]) -> Found:
 
 
 def _latest(wish: ResumeRequest, origin: str, problems: list[Problem]) -> Found:
-    every = _runs(wish.experiments)
     wanted = wish.config_file.resolve() if wish.config_file else None
-    of_it = [(run, plan) for run, plan in every if wanted is None or finished.config_of(plan) == wanted]
+    every: list[tuple[rundir.RunDir, Plan]] = []
+    of_it: list[tuple[rundir.RunDir, Plan]] = []
     ends: dict[Path, finished.Finished] = {}
-    for run, plan in of_it:
+    for run, plan in _runs(wish.experiments):
+        every.append((run, plan))
+        if wanted is not None and finished.config_of(plan) != wanted:
+            continue
+        of_it.append((run, plan))
         found = _merge(wish, run, plan)
         end = _finished(wish, found)
         if end is None:
@@ -112,17 +116,19 @@ def _meant(wanted: str, names: list[str]) -> list[str]:
     return list(dict.fromkeys([*suggest.suggest(wanted.strip("/").rpartition("/")[2], names), *names]))[:3]
 
 
-def _runs(experiments: Path, read: Callable[[rundir.RunDir], Plan | None] = standing.read_plan) -> list[tuple[rundir.RunDir, Plan]]:
-    """The newest first, without scripts: what those have saved is not known. Raises UserError for a run of a later version, which may be
-    the one that is meant."""
+def _runs(experiments: Path, read: Callable[[rundir.RunDir], Plan | None] = standing.read_plan) -> Iterator[tuple[rundir.RunDir, Plan]]:
+    """The newest first, without scripts: what those have saved is not known. Raises UserError when it comes to a run of a later version,
+    which may be the one that is meant."""
     plans = []
     for path in experiments.glob("*/plan.json"):
         try:
             plans.append((path.stat().st_mtime_ns, rundir.RunDir(path.parent)))
         except OSError:  # removed meanwhile
             continue
-    known = ((run, read(run)) for _, run in sorted(plans, key=lambda one: one[0], reverse=True))
-    return [(run, plan) for run, plan in known if plan and isinstance(plan.get("config"), dict) and not plan.get("script")]
+    for _, run in sorted(plans, key=lambda one: one[0], reverse=True):
+        plan = read(run)
+        if plan and isinstance(plan.get("config"), dict) and not plan.get("script"):
+            yield run, plan
 
 
 def _known_plan(run: rundir.RunDir) -> Plan | None:
