@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import ROOT, clean_environment, only
 from training.config import resolve
 from training.config.flags import CommandLine
@@ -184,7 +185,7 @@ def test_the_title_is_a_name_for_a_folder() -> None:
 # What is answered.
 
 
-@pytest.mark.parametrize("path", KAIR, ids=lambda p: p.stem)
+@each("path", KAIR, ids=lambda p: p.stem)
 def test_kairs_own_files_get_one_report_with_everything_in_it(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert is_option_file(text)
@@ -240,7 +241,7 @@ def test_the_vocabulary_of_files_with_spikes() -> None:
     assert only(read(tree).problems).what == 'netG.net_type is "vrt" (o.json:37): that network is with KAIR\'s own program, not here'
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "what", "fix"),
     [
         ({"train__total_itr": 5}, "train.total_itr is no key of an option file (o.json:16)", "train.total_iter"),
@@ -321,9 +322,7 @@ def test_the_order_of_samples_is_always_drawn() -> None:
     assert read(small(datasets__train__dataloader_shuffle=True)).notes == []
 
 
-@pytest.mark.parametrize(
-    "text", ["[]", "3", '"x"', "null", "{", "", "\ufeff", '{"a": NaN}', "{" * 5000, '{"train": {"total_iter": 1e999}}']
-)
+@each("text", ["[]", "3", '"x"', "null", "{", "", "\ufeff", '{"a": NaN}', "{" * 5000, '{"train": {"total_iter": 1e999}}'])
 def test_what_is_no_option_file_is_a_problem_and_no_crash(text: str) -> None:
     loaded = read(text)
     assert only(loaded.problems).what.startswith("o.json")
@@ -350,7 +349,7 @@ def test_names_from_a_file_are_shown_as_text() -> None:
 # Is it one?
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         ('{"depth": 12}', False),
@@ -412,8 +411,8 @@ def test_no_key_of_a_file_that_can_not_be_read(tmp_path: Path) -> None:
 PLAIN = "correct-horse-battery"  # a key that no pattern would know
 
 
-@pytest.mark.parametrize("secret", [KEY, PLAIN])
-@pytest.mark.parametrize(
+@each("secret", [KEY, PLAIN])
+@each(
     "text",
     [
         '{"logging": {"wandb_api_key": "SECRET" "a": 1}}',
@@ -443,7 +442,7 @@ def test_a_key_is_never_shown_whatever_is_wrong_with_it(text: str, secret: str) 
 ODD = [True, -1, 0.5, 10**17, 1e300, "", "x\0y", "\x1b[2J", [], ["a", None], [1, [2]], {}, {"note": PLAIN}, [{"a": PLAIN}]]
 
 
-@pytest.mark.parametrize("dotted", [*sorted(KEYS), *sorted(keys.SECTIONS), "duet.device", "unknown"])
+@each("dotted", [*sorted(KEYS), *sorted(keys.SECTIONS), "duet.device", "unknown"])
 def test_any_value_of_any_key_has_an_answer(dotted: str) -> None:
     """No crash, nothing that a screen takes for a command, and nothing of what is within objects."""
     for odd in ODD:

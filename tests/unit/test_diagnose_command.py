@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import each
 from training.cli import diagnose as command
 from training.core import heartbeat
 from training.core.rundir import RunDir, write_json
@@ -212,7 +213,7 @@ def test_a_folder_without_logs_is_said(tmp_path: Path, capsys: pytest.CaptureFix
     assert f"there is no log in {tmp_path}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "cause", "confidence", "summary"),
     [
         (b"", "unknown", "low", "the log is empty"),

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import ROOT, clean_environment
 from training.tasks.gpt.memory import CONTEXT, GIB, Estimate, StepWorkload, estimate, gib
 from training.tasks.gpt.model_dims import ModelDims
@@ -27,7 +28,7 @@ def test_the_number_of_weights_is_the_model_s(depth: int) -> None:
     assert sum(p.numel() for p in model.parameters()) == ModelDims(depth, 320, 16).weights
 
 
-@pytest.mark.parametrize(
+@each(
     "load",
     [
         CONSERVATIVE,
