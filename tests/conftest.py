@@ -14,9 +14,23 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
 TOKEN = "PROJECT_TEST_TOKEN"  # stands in the environment of every process a test starts, and of all their children
 GONE_WITHIN_S = 8.0
+
+# What these measure would be disturbed by one another: with several workers they share one. Any other file stays whole, for its fixtures.
+TIMED = ("faults/", "e2e/test_machines.py", "e2e/test_script_hangs.py", "unit/test_watch_scripts")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The groups of `--dist loadgroup`."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            file = item.path.relative_to(HERE).as_posix()
+            item.add_marker(pytest.mark.xdist_group("timed" if file.startswith(TIMED) else file.removesuffix(".py")))
+
 
 # A test run that was started in the background has SIGINT ignored, and every program under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

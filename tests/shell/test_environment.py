@@ -159,6 +159,7 @@ def test_the_first_run_makes_it_and_the_second_uses_it(user: User) -> None:
     assert not (user.folder / "experiments").exists() and [p.name for p in (user.folder / "logs").iterdir()] == [".gitkeep"]
 
 
+@pytest.mark.slow
 def test_another_lock_file_makes_it_again_and_nothing_old_stays(user: User, index: Path) -> None:
     user.plan()
     lock = user.folder / "requirements.lock"
@@ -168,6 +169,7 @@ def test_another_lock_file_makes_it_again_and_nothing_old_stays(user: User, inde
     assert user.installed()["tqdm"] == "5.0" and "wandb" not in user.installed()
 
 
+@pytest.mark.slow
 def test_a_python_that_is_gone_or_has_become_another(user: User) -> None:
     """After an upgrade of the system: the stamp is right, the interpreter is not."""
     user.plan()
@@ -195,7 +197,9 @@ def test_a_package_that_is_not_to_be_had(user: User) -> None:
     user.plan()
 
 
-@pytest.mark.parametrize("victim", ["the script", "its group", "environment.py", "pip"])
+@pytest.mark.parametrize(
+    "victim", ["the script", *(pytest.param(victim, marks=pytest.mark.soak) for victim in ("its group", "environment.py", "pip"))]
+)
 def test_kill_9_in_the_middle(user: User, index: Path, token: str, victim: str) -> None:
     """Nobody goes on installing behind our back, and the next run begins again."""
     with wheels.Index(index, gated="wandb") as slow:
@@ -216,6 +220,7 @@ def test_kill_9_in_the_middle(user: User, index: Path, token: str, victim: str) 
     assert names(user) == set(wheels.PACKAGES)
 
 
+@pytest.mark.slow
 def test_kill_9_while_packages_are_copied(user: User) -> None:
     """Half of the packages are there, bin/python too; only the stamp tells that it is not whole."""
     user.plan()
@@ -225,6 +230,7 @@ def test_kill_9_while_packages_are_copied(user: User) -> None:
     assert next(user.venv.glob("lib/python3*/site-packages/wandb")).is_dir()
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_middle(user: User, index: Path, token: str) -> None:
     with wheels.Index(index, gated="wandb") as slow:
         process = user.start(PIP_FIND_LINKS=slow.url)
@@ -238,6 +244,7 @@ def test_ctrl_c_in_the_middle(user: User, index: Path, token: str) -> None:
     user.plan()
 
 
+@pytest.mark.slow
 def test_two_first_runs_at_once(user: User, index: Path) -> None:
     with wheels.Index(index, gated="wandb") as slow:
         first = user.start(PIP_FIND_LINKS=slow.url)
@@ -257,7 +264,7 @@ def test_two_first_runs_at_once(user: User, index: Path) -> None:
     assert slow.downloads["torch"] == slow.downloads["wandb"] == 1, "the second installed nothing"
 
 
-@pytest.mark.parametrize("pip", ["none", "too old"])
+@pytest.mark.parametrize("pip", [pytest.param("none", marks=pytest.mark.slow), pytest.param("too old", marks=pytest.mark.soak)])
 def test_a_python_without_a_usable_pip(user: User, tmp_path: Path, pip: str) -> None:
     """The environment gets a pip of its own from ensurepip."""
     bare = python_without(tmp_path / "bare")
@@ -278,6 +285,7 @@ def test_a_python_without_venv(user: User, tmp_path: Path) -> None:
     assert "`python3 -m venv` failed (try: apt-get install python3-venv) (exit 3)" in done.err
 
 
+@pytest.mark.slow
 def test_a_system_torch_is_used_and_not_downloaded(user: User, tmp_path: Path) -> None:
     """An image that brings torch: .venv sees it, pip is not asked for another one."""
     site = tmp_path / "system"
@@ -295,6 +303,7 @@ def test_a_system_torch_is_used_and_not_downloaded(user: User, tmp_path: Path) -
     assert list(user.venv.glob("lib/python3*/site-packages/wandb"))
 
 
+@pytest.mark.slow
 def test_an_old_system_torch_is_not_used(user: User, tmp_path: Path) -> None:
     site = tmp_path / "system"
     wheels.unpack(site, wheels.fake_torch("2.8.0"))
@@ -307,6 +316,7 @@ def test_an_old_system_torch_is_not_used(user: User, tmp_path: Path) -> None:
     assert "include-system-site-packages = false" in (user.venv / "pyvenv.cfg").read_text()
 
 
+@pytest.mark.slow
 def test_what_the_user_has_on_pythonpath_or_wants_of_pip_does_not_count(user: User, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     wheels.unpack(mine, wheels.metadata_files("tqdm", "4.0"))
@@ -314,6 +324,7 @@ def test_what_the_user_has_on_pythonpath_or_wants_of_pip_does_not_count(user: Us
     assert "tqdm" in names(user)
 
 
+@pytest.mark.slow
 def test_a_venv_on_another_disk_stays_there(user: User, tmp_path: Path) -> None:
     large = tmp_path / "large disk"
     large.mkdir()
@@ -349,6 +360,7 @@ def test_without_a_lock_file_the_old_environment_stays(user: User) -> None:
     assert names(user) == set(wheels.PACKAGES)
 
 
+@pytest.mark.slow
 def test_what_is_lost_is_noticed_and_made_again(user: User) -> None:
     user.plan()
     site = next(user.venv.glob("lib/python3*/site-packages"))
@@ -360,6 +372,7 @@ def test_what_is_lost_is_noticed_and_made_again(user: User) -> None:
     assert user.plan().err == ""
 
 
+@pytest.mark.slow
 def test_another_user_who_may_only_read(user: User) -> None:
     if os.getuid() != 0:
         pytest.skip("needs root, to become another user")
@@ -443,7 +456,7 @@ def on_this_machine(new_user: Callable[[Path], User], base: Path) -> User:
     return new_user(base)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # a clean clone of CI does the same by `make env`
 def test_the_real_installation(on_this_machine: User) -> None:
     user = on_this_machine
     first = user.plan()
@@ -459,7 +472,7 @@ def test_the_real_installation(on_this_machine: User) -> None:
     assert user.run(*pip).code == 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_real_torch_as_an_own_build(on_this_machine: User, tmp_path: Path) -> None:
     """What torch needs beside itself comes from the lock file."""
     user, local = on_this_machine, tmp_path / "my build"
