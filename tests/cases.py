@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,8 +27,11 @@ def each(names: str | Sequence[str], cases: Iterable[Any], *, ids: Callable[[Any
             failed = dict[str, str]()
             for number, (name, values) in enumerate(rows):
                 try:
-                    with tempfile.TemporaryDirectory(dir=fixtures.get("tmp_path")) as folder, pytest.MonkeyPatch.context() as patch:
-                        own = {"tmp_path": Path(folder), "monkeypatch": patch}
+                    with pytest.MonkeyPatch.context() as patch:
+                        own: dict[str, Any] = {"monkeypatch": patch}
+                        if "tmp_path" in fixtures:
+                            own["tmp_path"] = fixtures["tmp_path"] / str(number)
+                            own["tmp_path"].mkdir()
                         test(**{key: own.get(key, value) for key, value in fixtures.items()}, **values)
                 except (Exception, pytest.fail.Exception) as problem:
                     failed[f"{number}: {name}"] = str(pytest.ExceptionInfo.from_exception(problem).getrepr(style="short"))

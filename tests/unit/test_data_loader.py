@@ -248,7 +248,7 @@ print("end", flush=True)
 """
 
 
-@pytest.mark.parametrize("kind", ["persistent", "not"])
+@pytest.mark.parametrize("kind", ["persistent", pytest.param("not", marks=pytest.mark.slow)])
 def test_a_program_with_living_workers_ends(kind: str, tmp_path: Path) -> None:
     (path,) = shards(tmp_path, 1000)
     done = python("-c", ENDING, str(path), kind)

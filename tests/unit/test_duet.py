@@ -27,6 +27,7 @@ def test_help_lists_every_command(words: tuple[str, ...], status: int) -> None:
     assert [name for name in COMMANDS if f"\n  {name} " not in done.stdout] == []
 
 
+@pytest.mark.slow
 @each("name", COMMANDS)
 def test_a_command_answers_its_own_help_from_any_folder(name: str, tmp_path: Path) -> None:
     by_flag, by_name = duet(name, "--help", cwd=tmp_path), duet("help", name, cwd=tmp_path)

@@ -65,6 +65,7 @@ def test_an_endless_loop(tmp_path: Path) -> None:
     assert found.how.startswith(f"spins at {found.where} (spins), and holds the GIL")
 
 
+@pytest.mark.slow
 def test_before_the_first_step_a_rank_that_computes_is_at_work(tmp_path: Path) -> None:
     said: list[str] = []
     with targets.ranks(tmp_path, "waits", "spins") as (pids, _):
@@ -89,6 +90,7 @@ def test_a_rank_that_works_while_the_other_waits_is_no_hang(tmp_path: Path, role
     assert said == []
 
 
+@pytest.mark.slow
 def test_a_write_that_never_returns_is_a_hang_only_after_long(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "saves", "waits") as (pids, script):
         begin, found = time.monotonic(), stuck(pids)
@@ -140,7 +142,7 @@ def test_whoever_stops_all_ranks_has_a_reason(tmp_path: Path) -> None:
     assert len(said) == 2
 
 
-@pytest.mark.parametrize("role", ["sleeps", "spins"])
+@pytest.mark.parametrize("role", [pytest.param("sleeps", marks=pytest.mark.slow), "spins"])
 def test_a_single_rank_may_wait_as_long_as_it_likes(tmp_path: Path, role: str) -> None:
     # A server, a poll, a timer: nobody can tell these from a deadlock. It is said, once, and only where nothing happens.
     said: list[str] = []
