@@ -13,8 +13,8 @@ PEERS := .tools/peers
 JOBS ?= 2
 BATS_VERSION := 1.13.0
 SHELL_FILES := $(wildcard *.sh lib/*.sh tests/*.sh tests/shell/*.bash) duet .ci/run
-# Groups: tests/conftest.py. In their own order, so that the short ones come last and no worker waits long for the other.
-PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+# Files in their own order, so that the short ones come last and no worker waits long for the other; tests/conftest.py has an exception.
+PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 .DEFAULT_GOAL := help
 
 .PHONY: help env extras check test soak lint unit shell e2e slurm bench peers lock clean

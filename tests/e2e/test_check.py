@@ -61,7 +61,7 @@ def test_json_is_one_object_and_nothing_else(way: str, project: Path, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_json_of_a_machine_that_can_not_do_it(project: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     command = ["./train_dual_gpu.sh", QUICKSTART, "--check", "--json", "--device=cpu", f"--out_dir={tmp_path}/file"]

@@ -67,7 +67,7 @@ def test_nothing_is_found_where_nothing_is_wrong(inspect: Inspect, kind: str, ex
     assert ("parameters that are not compared: all: 4 sharded" in run.output) == ("fsdp" in extra)
 
 
-@kinds("loop", "lightning")
+@kinds("lightning")
 def test_what_is_wrong_is_told_and_training_goes_on(inspect: Inspect, kind: str) -> None:
     run = inspect(kind, "no sampler", "changed", "slow", "empty", mode="warn", steps=130).ok()
     found = warnings(run)

@@ -189,7 +189,7 @@ def test_compile_where_torch_can_not_is_refused_before_the_start(launch: Launch)
     assert not run.run.path.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_wandb_offline_disabled_and_no_login(launch: Launch) -> None:
     offline = launch("./launch_train.sh", "1", QUICKSTART, use_dummy_wandb="false", wandb_mode="offline").ok()
     assert list(offline.run.path.glob("wandb/offline-run-*/*.wandb"))

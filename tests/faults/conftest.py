@@ -21,11 +21,7 @@ SECONDS = "fault to verdict"
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """How long each took (docs/faults.md)."""
     measured = [(dict(report.user_properties), report) for report in terminalreporter.stats.get("passed", [])]
-    lines = [
-        f"{found[SECONDS]:6.2f} s  {report.nodeid.rpartition('::')[2].removesuffix('@timed')}"
-        for found, report in measured
-        if SECONDS in found
-    ]
+    lines = [f"{found[SECONDS]:6.2f} s  {report.nodeid.rpartition('::')[2]}" for found, report in measured if SECONDS in found]
     if lines:
         terminalreporter.section("from the fault to the verdict")
         terminalreporter.line("\n".join(sorted(lines)))
