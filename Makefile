@@ -1,7 +1,7 @@
-# make check   lint, types, unit, shell and end-to-end tests: 13 minutes on two cores; JOBS=8 for more tests at a time
-# make test    the same and the slow tests; installs what tests need
-# make soak    what takes longer than CI should: a hundred random kills
-# make slurm   the tests on a private SLURM; skipped where it is not installed
+# make check   lint, types, and the tests of a few seconds, two at a time (JOBS=8 for more): 7 minutes on two cores
+# make test    the same and one longer test of each mechanism, what CI runs; installs what tests need: 22 minutes on two cores
+# make soak    every other test: all rows of the fault matrix, a hundred random kills, each way to start: an hour and a half
+# make slurm   all tests on a private SLURM; skipped where it is not installed
 # make extras  install the optional packages: .parquet and .zst data, BPE tokenizers
 # make bench   all benchmarks, about three hours
 # make peers   install accelerate, Lightning and Hugging Face Trainer into .tools/peers: for benchmarks, and to launch their scripts
@@ -13,7 +13,8 @@ PEERS := .tools/peers
 JOBS ?= 2
 BATS_VERSION := 1.13.0
 SHELL_FILES := $(wildcard *.sh lib/*.sh tests/*.sh tests/shell/*.bash) duet .ci/run
-PYTEST := $(PY) -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# Files in their own order, so that the short ones come last and no worker waits long for the other; tests/conftest.py has an exception.
+PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 .DEFAULT_GOAL := help
 
 .PHONY: help env extras check test soak lint unit shell e2e slurm bench peers lock clean
@@ -41,27 +42,22 @@ lint: env
 	.venv/bin/shfmt -i 2 -d $(SHELL_FILES)
 	.venv/bin/codespell
 
-unit: env
-	$(PY) -m pytest tests/unit -q
-
-shell: env
-	$(PY) -m pytest tests/shell -q
-
-e2e: env
-	$(PY) -m pytest tests/e2e -q -m 'not slow'
+# A part of `make check`.
+unit shell e2e: env
+	$(PYTEST) -q -m 'not slow and not soak' tests/$@
 
 slurm: env
-	$(PY) -m pytest tests/slurm -q
+	$(PYTEST) -q tests/slurm
 
-# Files in their own order, so that the short ones come last and no job waits long for the other.
 check: lint
-	$(PYTEST) -m 'not slow'
+	$(PYTEST) -q -m 'not slow and not soak'
 
 test: lint peers
-	$(PYTEST) -m 'not soak'
+	$(PYTEST) -q -m 'not soak'
 
+# All tests that are marked so, and a line for each, since it takes long.
 soak: env peers
-	$(PY) -m pytest -q -m soak
+	$(PYTEST) -v -m soak
 
 # Everything that the documentation tells; about three hours on a quiet machine.
 bench: env peers

@@ -46,7 +46,7 @@ def test_somebody_elses_training_is_stuck(torchrun: Torchrun) -> None:
         assert f"rank 1: waits in backward at {place('loss.backward()')} (<module>)" in said
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_data_loader_worker_is_named(torchrun: Torchrun) -> None:
     launcher, _ = torchrun(FAULTY, "worker", until="step 19")
     found = discovery.of_process(launcher)
@@ -58,14 +58,14 @@ def test_a_data_loader_worker_is_named(torchrun: Torchrun) -> None:
     assert told["verdict"]["how"].startswith(f"waits for its data-loader worker (pid {worker}), which stands at ")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_training_that_goes_on(torchrun: Torchrun) -> None:
     launcher, _ = torchrun(FAULTY, "ok", until="step 5")
     code, said = attach(f"--pid={launcher}")
     assert code == 0 and said.splitlines()[-1].startswith("no standstill: "), said
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_evaluation_on_one_rank(torchrun: Torchrun) -> None:
     launcher, _ = torchrun(FAULTY, "slow_eval", "60")
     code, said = attach(f"--pid={launcher}")
@@ -73,7 +73,7 @@ def test_an_evaluation_on_one_rank(torchrun: Torchrun) -> None:
     assert "rank 1 waits in barrier" in said.splitlines()[-1] and "(evaluate)" in said
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_script_under_our_launcher(launch: Callable[..., Launched], tmp_path: Path) -> None:
     flags = ["--run_name=stuck", f"--out_dir={tmp_path / 'experiments'}", f"--log_dir={tmp_path / 'logs'}", "--hang_timeout=0"]
     run = launch("./launch_train.sh", "2", *flags, "--script", str(FAULTY), "--", "sleep", name="stuck", bare=True)
@@ -89,6 +89,7 @@ def test_a_script_under_our_launcher(launch: Callable[..., Launched], tmp_path: 
     assert code == 5 and f"HANG rank 0 stands at {place('# the deadlock')} (stuck_in_a_lock), since " in said, said
 
 
+@pytest.mark.soak
 def test_our_own_training_shows_its_phases(launch: Callable[..., Launched]) -> None:
     run = launch("./train_dual_gpu.sh", QUICKSTART, num_iterations=100000)
     wait_until(lambda: len(run.steps) > 3, 90, "it trains")

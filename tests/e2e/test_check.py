@@ -24,7 +24,8 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+# One way in each of both tests for every change; all of them by `make soak`.
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[] if way == "launch_train" else pytest.mark.soak) for way in WAYS])
 def test_a_check_measures_and_leaves_nothing(way: str, launch: Callable[..., Launched]) -> None:
     command = [*WAYS[way], *([] if "--check" in WAYS[way] else ["--check"])]
     run = launch(*command)
@@ -38,7 +39,7 @@ def test_a_check_measures_and_leaves_nothing(way: str, launch: Callable[..., Lau
     assert not run.run.path.exists() and not run.logs.exists()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow if way == "train.py" else pytest.mark.soak) for way in WAYS])
 def test_json_is_one_object_and_nothing_else(way: str, project: Path, tmp_path: Path, token: str) -> None:
     command = [
         *WAYS[way],
@@ -60,7 +61,7 @@ def test_json_is_one_object_and_nothing_else(way: str, project: Path, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_json_of_a_machine_that_can_not_do_it(project: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     command = ["./train_dual_gpu.sh", QUICKSTART, "--check", "--json", "--device=cpu", f"--out_dir={tmp_path}/file"]

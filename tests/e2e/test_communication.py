@@ -137,7 +137,7 @@ def told(result: CommunicationResult) -> str:
 # What works
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_ranks_that_can_talk(ranks: int, attempt: Attempt) -> None:
     result = attempt(ranks=ranks)
     assert result.ok and re.fullmatch(FIGURES, told(result)), told(result)
@@ -153,6 +153,7 @@ def test_one_rank_starts_nothing(attempt: Attempt, monkeypatch: pytest.MonkeyPat
     assert told(attempt(ranks=1)) == "one rank: nothing to test"
 
 
+@pytest.mark.soak
 def test_what_an_outer_launcher_has_left_is_not_followed(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "7", "WORLD_SIZE": "9", "MASTER_PORT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
         monkeypatch.setenv(name, value)
@@ -162,6 +163,7 @@ def test_what_an_outer_launcher_has_left_is_not_followed(attempt: Attempt, monke
 # What hangs
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_arrives_at_the_meeting(attempt: Attempt, short: int) -> None:
     begin = time.monotonic()
     result = attempt(before("torch", FOREVER, "1"), limit_s=short)
@@ -180,6 +182,7 @@ def test_a_rank_that_hangs_while_the_others_wait_for_it(attempt: Attempt, short:
     assert result.checks()[0].status == "error"
 
 
+@pytest.mark.soak
 def test_a_rank_that_is_stopped_does_not_answer(attempt: Attempt, short: int) -> None:
     result = attempt(around_all_reduce("os.kill(os.getpid(), signal.SIGSTOP)", SMALL, "0"), limit_s=short)
     how = "without an answer (stopped, or waiting in the kernel)"
@@ -214,7 +217,7 @@ def test_gpus_that_work_without_peer_to_peer_copies_and_later_starts(
     assert told(again).endswith("; data correct; without GPU peer-to-peer copies (NCCL_P2P_DISABLE=1)")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_user_s_own_choice_is_not_overruled_and_success_forgets(attempt: Attempt, short: int, monkeypatch: pytest.MonkeyPatch) -> None:
     p2p_cache.remember(["GPU-a", "GPU-b"], "580.65.06", "2.13.0", "-")
     monkeypatch.setenv("NCCL_P2P_DISABLE", "0")
@@ -226,7 +229,7 @@ def test_a_user_s_own_choice_is_not_overruled_and_success_forgets(attempt: Attem
     assert p2p_cache.remembered(["GPU-a", "GPU-b"], "580.65.06", "2.13.0") == {}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_hang_that_is_not_peer_to_peer_s(attempt: Attempt, short: int) -> None:
     result = attempt(around_all_reduce(FOREVER, LARGE), limit_s=short, backend="nccl")
     text = told(result).splitlines()[0]
@@ -238,12 +241,14 @@ def test_a_hang_that_is_not_peer_to_peer_s(attempt: Attempt, short: int) -> None
 # What fails
 
 
+@pytest.mark.slow
 def test_wrong_data_is_named(attempt: Attempt) -> None:
     result = attempt(around_all_reduce("real()\ndata[3] += 1", SMALL, "1"))
     assert result.finding and (result.finding.kind, result.finding.guilty) == ("wrong data", [1])
     assert told(result) == "wrong data in the all_reduce of 1 KiB: rank 1 element 3 is 13, expected 12"
 
 
+@pytest.mark.soak
 def test_wrong_data_of_a_broadcast_is_named(attempt: Attempt) -> None:
     patch = """
 import torch.distributed as dist
@@ -260,12 +265,13 @@ dist.broadcast = planted
     assert (told(result), result.finding and result.finding.stage) == (text, "broadcast of 8 MiB")
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.soak), pytest.param(1, marks=pytest.mark.slow)])
 def test_a_rank_that_is_killed_is_named_not_its_victim(rank: int, attempt: Attempt) -> None:
     result = attempt(around_all_reduce("os.kill(os.getpid(), signal.SIGKILL)", LARGE, str(rank)))
     assert told(result).splitlines()[0] == f"rank {rank} was killed by SIGKILL in the all_reduce of 8 MiB"
 
 
+@pytest.mark.soak
 def test_a_rank_that_raises_is_shown_with_its_last_words(attempt: Attempt) -> None:
     result = attempt(around_all_reduce("raise ValueError('planted')", SMALL, "0"))
     first, *evidence = told(result).splitlines()
@@ -273,6 +279,7 @@ def test_a_rank_that_raises_is_shown_with_its_last_words(attempt: Attempt) -> No
     assert evidence[-1] == "    │ ValueError: planted" and any(f'{HOOK}", line' in line for line in evidence)
 
 
+@pytest.mark.soak
 def test_an_interface_that_is_not_there(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
     result = attempt()
@@ -314,6 +321,7 @@ def test_the_command_reports(start: Start, place: Path) -> None:
     assert "communication test: 2 ranks on cpu (as asked) by gloo" in err and not left(place)
 
 
+@pytest.mark.slow
 def test_the_command_fails_with_the_evidence_and_what_to_do(start: Start, place: Path) -> None:
     out, err = (command := start("2", "--device=cpu", hook=around_all_reduce("raise ValueError('planted')", SMALL, "1"))).communicate(
         timeout=60

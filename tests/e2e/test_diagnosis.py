@@ -19,10 +19,10 @@ SCRIPT = ROOT / "tests" / "e2e" / "scripts" / "faulty.py"
 @pytest.mark.parametrize(
     ("fault", "cause", "ranks", "said"),
     [
-        ("raise", "exception", {0}, "ValueError: something is wrong with sample 80"),
-        ("kill", "killed", {0}, "-9"),
-        ("worker_kill", "dataloader_worker_died", {0}, "is killed by signal: Killed"),
-        pytest.param("sleep", "collective_timeout", {0, None}, "Timed out waiting", marks=pytest.mark.slow),
+        pytest.param("raise", "exception", {0}, "ValueError: something is wrong with sample 80", marks=pytest.mark.slow),
+        pytest.param("kill", "killed", {0}, "-9", marks=pytest.mark.soak),
+        pytest.param("worker_kill", "dataloader_worker_died", {0}, "is killed by signal: Killed", marks=pytest.mark.soak),
+        pytest.param("sleep", "collective_timeout", {0, None}, "Timed out waiting", marks=pytest.mark.soak),
     ],
 )
 def test_the_log_alone_tells(fault: str, cause: str, ranks: set[int | None], said: str, tmp_path: Path, token: str) -> None:

@@ -106,7 +106,7 @@ os._exit(0)
         assert "rank 0 at 'load', rank 1 at 'save'" in text
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_barrier_in_a_group_of_the_scripts_own(tmp_path: Path, token: str) -> None:
     body = """
 import time
@@ -130,7 +130,7 @@ except RuntimeError as error:
         assert status == 0 and "True" in text.splitlines() and "the ranks have not met: call setup()" in text
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_first_rank_leaves_a_barrier_last(tmp_path: Path, token: str) -> None:
     """It holds the store: whoever is slow to read what the others said must still find it."""
     body = """

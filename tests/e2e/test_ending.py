@@ -36,6 +36,7 @@ def messages(told: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in told.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_finished_run_tells_and_has_a_report(launch: Launch, told: Path) -> None:
     run = launch(*RUN, report=True, notify=notify(told), eval_every=6).ok()
     page = run.run.report.read_text()
@@ -60,7 +61,7 @@ def test_a_finished_run_tells_and_has_a_report(launch: Launch, told: Path) -> No
     assert not run.run.report.exists() and "  Report " not in resumed.output, "that of the earlier part is none of this one"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_failed_run_tells_once_after_all_restarts(launch: Launch, told: Path) -> None:
     """A failing command changes nothing of it."""
     inject = "kill@rank=1,step=5,attempt=any"
@@ -75,6 +76,7 @@ def test_a_failed_run_tells_once_after_all_restarts(launch: Launch, told: Path) 
     assert run.output.endswith("--notify has failed: left with status 7: no route\n")
 
 
+@pytest.mark.soak
 def test_who_is_stopped_is_told_so(launch: Launch, told: Path) -> None:
     run = launch(*RUN, num_iterations=100000, notify=notify(told))
     run.wait_for("Iter: 3,")
@@ -113,7 +115,7 @@ def test_somebody_s_own_script(launch: Launch, told: Path, tmp_path: Path) -> No
     assert (second["status"], second["exit_code"], second["rank"]) == ("failed", 4, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_single_rank_without_a_supervisor(launch: Launch, told: Path) -> None:
     done = launch(*ALONE, report=True, notify=notify(told)).ok()
     assert done.run.report.exists() and f"  Report     {done.run.report}\n" in done.output
@@ -123,13 +125,13 @@ def test_a_single_rank_without_a_supervisor(launch: Launch, told: Path) -> None:
     assert messages(told)[1]["text"] == "rank 0: ValueError: injected on purpose (exit 1)"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_under_torchrun_rank_0_tells(launch: Launch, told: Path) -> None:
     launch(*TORCHRUN, CONFIG, notify=notify(told)).ok()
     assert [m["status"] for m in messages(told)] == ["finished"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_rank_0_that_fails_leaves_its_trackers_in_order(launch: Launch, tmp_path: Path) -> None:
     """And the next start goes on with the same run of W&B."""
     begun = f"__import__('glob').glob({str(tmp_path / 'experiments/run1/wandb/offline-run-*/*.wandb')!r})"

@@ -34,7 +34,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("optimizer", ["muon", pytest.param("adamw", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("optimizer", [pytest.param("muon", marks=pytest.mark.slow), pytest.param("adamw", marks=pytest.mark.soak)])
 def test_ranks_and_accumulation_train_like_one_process(launch: Launch, once: Launch, text: Path, optimizer: str) -> None:
     settings = {"data": text, "optimizer": optimizer, **EXACT}
     one = once("./launch_train.sh", "1", CONFIG, device_batch_size=16, **settings)
@@ -48,7 +48,7 @@ def test_ranks_and_accumulation_train_like_one_process(launch: Launch, once: Lau
     assert one.losses[-1] < one.losses[0] - 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_four_ranks_train_like_one_process(launch: Launch, once: Launch, text: Path) -> None:
     settings = {"data": text, "optimizer": "muon", **EXACT}
     one = once("./launch_train.sh", "1", CONFIG, device_batch_size=16, **settings)
@@ -58,7 +58,7 @@ def test_four_ranks_train_like_one_process(launch: Launch, once: Launch, text: P
         same(run, one)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_saving_memory_trains_the_same(launch: Launch, text: Path) -> None:
     settings = {"data": text, "device_batch_size": 8, "depth": 2, **EXACT}
     plain = launch(*RUN, activation_checkpointing="none", loss_chunks=1, **settings).ok()
@@ -76,6 +76,7 @@ def test_every_rank_reports_its_part_of_the_data(launch: Launch, text: Path) -> 
     assert first[0] and first[1] and not first[0] & first[1]
 
 
+@pytest.mark.slow
 def test_a_rank_with_other_data_is_named(launch: Launch, text: Path) -> None:
     hook = at_rank(
         1,
@@ -94,6 +95,7 @@ def test_a_rank_with_other_data_is_named(launch: Launch, text: Path) -> None:
     assert not run.steps, "nothing was trained on it"
 
 
+@pytest.mark.slow
 def test_parameters_that_drift_apart_are_noticed(launch: Launch, text: Path) -> None:
     hook = at_rank(
         1,
@@ -116,6 +118,7 @@ def test_parameters_that_drift_apart_are_noticed(launch: Launch, text: Path) -> 
     assert "parameters differ at step 8" in run.failure["summary"] and "first head.weight" in run.failure["summary"]
 
 
+@pytest.mark.soak
 def test_nan_is_named_with_its_samples(launch: Launch, text: Path) -> None:
     run = launch(*RUN, data=text, hook=in_forward(1, 5, "return original(*args, **kwargs) * float('nan')"))
     assert run.wait() == 4
@@ -128,7 +131,7 @@ def test_nan_is_named_with_its_samples(launch: Launch, text: Path) -> None:
     assert len(named) == 4 and all(0 <= i < events[0]["ranks"][1]["dataset_sequences"] for i in named)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_resume_of_four_ranks_is_bit_exact(launch: Launch, once: Launch, text: Path) -> None:
     """More than two: the order of sums then depends on how DDP lays out its buckets, which changes after the first pass."""
     settings = {"data": text, "optimizer": "muon", **EXACT}
@@ -152,7 +155,7 @@ def test_resume_on_another_number_of_ranks_keeps_the_order(launch: Launch, text:
     same(again, whole, 1e-2)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_refused_resume_leaves_the_run_as_it_was(launch: Launch, text: Path, tmp_path: Path) -> None:
     """Each refusal names the reason before a rank starts, and the plain command works afterwards."""
     launch(*RUN, name="kept", data=text, num_iterations=4, save_every=2).ok()
@@ -170,6 +173,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(launch: Launch, text: Path, t
     assert max(again.steps) == 6 and "changed in the resumed run" not in again.output
 
 
+@pytest.mark.soak
 def test_a_resume_says_what_it_changes(launch: Launch, text: Path, tmp_path: Path) -> None:
     launch(*RUN, name="kept", data=text, num_iterations=4).ok()
     other = tmp_path / "other.txt"
@@ -179,7 +183,7 @@ def test_a_resume_says_what_it_changes(launch: Launch, text: Path, tmp_path: Pat
     assert "the data is not what kept was trained on so far: its epoch begins anew" in run.output
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_resume_that_calculates_otherwise_says_so(launch: Launch, text: Path) -> None:
     """The configuration says auto both times; what became of it is another thing, as on a CPU that lacks bf16."""
     kept = launch(*RUN, name="kept", data=text, num_iterations=4).ok()
@@ -195,7 +199,7 @@ def test_a_resume_that_calculates_otherwise_says_so(launch: Launch, text: Path) 
     assert "decided otherwise" not in again.output
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_resume_with_another_batch_trains_the_rest_of_the_epoch(launch: Launch, text: Path) -> None:
     """One epoch, stopped in its middle, resumed with twice the batch: every sequence once, and the tokens are counted as they were."""
     flags = {"data": text, "num_iterations": 0, "num_epochs": 1, "save_every": 5}
@@ -214,7 +218,7 @@ def test_a_resume_with_another_batch_trains_the_rest_of_the_epoch(launch: Launch
     assert f"steps {stopped + 1} to {stopped + left} in " in resumed.output
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_shared_muon_is_bit_for_bit_that_of_each_rank_alone(launch: Launch, text: Path) -> None:
     import torch
 
@@ -236,6 +240,7 @@ def test_shared_muon_is_bit_for_bit_that_of_each_rank_alone(launch: Launch, text
         assert all(torch.equal(moments[1][index][name], value) for name, value in values.items())
 
 
+@pytest.mark.soak
 def test_a_full_disk_does_not_end_the_training(launch: Launch, text: Path) -> None:
     """From the first checkpoint on, no file of rank 0 may grow beyond 20 kB until the second was tried."""
     hook = at_rank(
@@ -261,6 +266,7 @@ def test_a_full_disk_does_not_end_the_training(launch: Launch, text: Path) -> No
     assert [p.name for p in sorted(run.run.checkpoints.iterdir())] == ["step_00000004", "step_00000012"]
 
 
+@pytest.mark.soak
 def test_without_validation_it_is_said_once(launch: Launch, tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_bytes((ROOT / "LICENSE").read_bytes()[:1100])
@@ -268,7 +274,7 @@ def test_without_validation_it_is_said_once(launch: Launch, tmp_path: Path) -> N
     assert run.output.count("no validation: the text for it makes 0 sequences of 64 tokens, fewer than one for each of 2 ranks") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_resume_without_a_checkpoint_says_so(launch: Launch, text: Path) -> None:
     run = launch(*RUN, name="early", data=text, num_iterations=100000, save_every=0)
     run.wait_for("Iter: 3,")

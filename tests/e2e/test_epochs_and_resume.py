@@ -30,7 +30,7 @@ def small_text(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_many_epochs_with_workers_and_a_slow_progress_bar(launch: Launch, small_text: Path, persistent: bool) -> None:
     """The two traps of the original incident: workers at the epoch switch, and a bar that blocks rank 0 for longer than
     the limit of a collective would allow if it stood between barriers."""
@@ -44,14 +44,14 @@ def test_many_epochs_with_workers_and_a_slow_progress_bar(launch: Launch, small_
     assert {r["epoch"] for r in records} == set(range(1, 7))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_workers_change_nothing(launch: Launch, small_text: Path) -> None:
     without = launch(*RUN, data=small_text, num_epochs=2, num_workers=0, **EPOCHS).ok()
     with_two = launch(*RUN, data=small_text, num_epochs=2, num_workers=2, **EPOCHS).ok()
     assert without.losses == with_two.losses
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.soak), pytest.param(2, marks=pytest.mark.slow)])
 def test_resume_after_kill_is_bit_exact(launch: Launch, small_text: Path, workers: int) -> None:
     """kill -9 of the launcher in the middle of an epoch, with all that is random or kept: dropout, workers, accumulation."""
     settings = {"data": small_text, "num_epochs": 8, "save_every": 7, "num_workers": workers, **EPOCHS, "total_batch_size": 256}
@@ -67,7 +67,7 @@ def test_resume_after_kill_is_bit_exact(launch: Launch, small_text: Path, worker
     assert final[0] == final[1], "weights and optimizer state, bit for bit"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_evaluation_is_not_lost_between_it_and_the_checkpoint(launch: Launch) -> None:
     """Rank 0 is killed when the checkpoint of a step is due that is evaluated, too: there is none of a step whose evaluation is not."""
     hook = at_rank(
@@ -90,6 +90,7 @@ def test_an_evaluation_is_not_lost_between_it_and_the_checkpoint(launch: Launch)
     assert {r["step"] for r in read_records(resumed.run.metrics) if "val_bpb" in r} == {8, 12}
 
 
+@pytest.mark.soak
 def test_asked_to_stop_in_the_last_step_is_finished(launch: Launch) -> None:
     hook = at_rank(
         1,
@@ -108,6 +109,7 @@ def test_asked_to_stop_in_the_last_step_is_finished(launch: Launch) -> None:
     assert run.summary["status"] == "done" and run.summary["steps"] == 12 and run.summary["val_bpb_last"] and run.summary["sample"]
 
 
+@pytest.mark.soak
 def test_what_lives_before_the_first_epoch_is_not_collected_again(launch: Launch, small_text: Path, tmp_path: Path) -> None:
     seen = tmp_path / "frozen"
     patch = f"""
@@ -124,6 +126,7 @@ def test_what_lives_before_the_first_epoch_is_not_collected_again(launch: Launch
     assert first == 0 and len(epochs) == 3 and min(epochs) > 10_000
 
 
+@pytest.mark.soak
 def test_a_finished_run_is_answered_and_a_resume_stopped_at_its_start_leaves_it_so(launch: Launch) -> None:
     done = launch(*RUN, name="done", report=True).ok()
     before = {path: path.read_bytes() for path in done.run.path.rglob("*") if path.is_file()}
@@ -146,7 +149,7 @@ def test_a_finished_run_is_answered_and_a_resume_stopped_at_its_start_leaves_it_
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "train.py", f"--config={RUN[2]}")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_others_wait_for_slow_data_without_a_collective(launch: Launch, small_text: Path) -> None:
     """Rank 0 takes longer to prepare than any collective may last."""
     hook = """
@@ -164,6 +167,7 @@ if os.environ.get("RANK") == "0":
     assert len(run.steps) == 3
 
 
+@pytest.mark.soak
 def test_the_supervisor_alone_proves_the_data(launch: Launch, small_text: Path) -> None:
     patch = """
         from training.trainer import prepared_cache as store
@@ -175,7 +179,7 @@ def test_the_supervisor_alone_proves_the_data(launch: Launch, small_text: Path) 
     assert len(run.steps) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_shard_that_was_cut_under_a_run_is_made_again_before_the_restart(launch: Launch, small_text: Path, tmp_path: Path) -> None:
     patch = f"""
         import json, os, pathlib, signal
@@ -195,6 +199,7 @@ def test_a_shard_that_was_cut_under_a_run_is_made_again_before_the_restart(launc
     assert "resumed from step_00000008" in run.output or "resumed from step_00000004" in run.output
 
 
+@pytest.mark.slow
 def test_who_waits_for_the_data_of_a_dead_rank_ends(launch: Launch, small_text: Path, tmp_path: Path) -> None:
     """Ranks that a platform starts, without a launcher that would end the others."""
     here, port = tmp_path / "preparing", free_port("127.0.0.1")
@@ -223,6 +228,7 @@ def test_who_waits_for_the_data_of_a_dead_rank_ends(launch: Launch, small_text: 
     assert "rank 0 has ended while the others waited for its data" in ranks[1].output
 
 
+@pytest.mark.slow
 def test_bad_data_ends_all_ranks_with_one_message(launch: Launch, tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "fine"}\nnot JSON\n')

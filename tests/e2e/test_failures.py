@@ -30,6 +30,7 @@ def test_exception_in_one_rank_is_named_with_file_and_line(launch: Launch) -> No
     assert "Traceback" not in run.output.split("training failed")[0], "rank 0's victim traceback is no news"
 
 
+@pytest.mark.soak
 def test_a_rank_that_is_killed_from_outside_is_named(launch: Launch) -> None:
     run = launch(*RUN, num_iterations=100000)
     run.wait_for("Iter: 3,")
@@ -40,7 +41,7 @@ def test_a_rank_that_is_killed_from_outside_is_named(launch: Launch) -> None:
     assert run.failure["rank"] == 0 and run.failure["summary"] == "killed by SIGKILL"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_exit_zero_in_the_middle_is_noticed_where_torchrun_takes_it_for_an_end(launch: Launch) -> None:
     stays = in_forward(0, 5, "__import__('time').sleep(3600)")  # as one does that waits in a collective of NCCL
     run = launch(*RUN, launcher="torchrun", hang_timeout=3, hook=in_forward(1, 5, "os._exit(0)") + stays)
@@ -49,6 +50,7 @@ def test_exit_zero_in_the_middle_is_noticed_where_torchrun_takes_it_for_an_end(l
     assert run.failure["summary"].startswith("is gone in the middle of its work, since ")
 
 
+@pytest.mark.slow
 def test_killed_launcher_leaves_nobody(launch: Launch, token: str) -> None:
     run = launch(*RUN, num_iterations=100000, num_workers=1)
     run.wait_for("Iter: 3,")
@@ -58,7 +60,11 @@ def test_killed_launcher_leaves_nobody(launch: Launch, token: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), *(pytest.param(n, 75, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGUSR1))]
+    ("number", "code"),
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+        *(pytest.param(n, 75, marks=pytest.mark.soak) for n in (signal.SIGTERM, signal.SIGUSR1)),
+    ],
 )
 def test_asked_to_stop_saves_a_checkpoint_and_resumes_exactly(launch: Launch, number: signal.Signals, code: int) -> None:
     run = launch(*RUN, name="stopped", num_iterations=200, save_every=0, num_workers=1)
@@ -83,7 +89,7 @@ def test_asked_to_stop_while_starting(launch: Launch, number: signal.Signals, co
     assert "stopped before the training began" in run.output and "Traceback" not in run.output and "failed" not in run.output
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_save_that_takes_its_time_is_not_cut_short(launch: Launch) -> None:
     slow_disk = """
 import os, time
@@ -98,7 +104,7 @@ if os.environ.get("RANK") == "0":
     assert len(list(run.run.checkpoints.glob("step_*/manifest.json"))) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_ranks_that_finish_late_after_a_wish_to_stop_have_stopped_regularly(launch: Launch) -> None:
     """Ranks that have ended their work just now are leaving, not stuck, however long ago the wish was."""
     pause = "__import__('time').sleep(4)"  # in each of two micro-batches: never silent for 5 s, but over that in all
@@ -108,7 +114,7 @@ def test_ranks_that_finish_late_after_a_wish_to_stop_have_stopped_regularly(laun
     assert run.wait(60) == 75 and run.summary["steps"] == 4
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_slow_first_step_is_not_lost_to_a_scheduler_that_wants_the_machine(launch: Launch) -> None:
     run = launch(*RUN, num_iterations=100000, hook=in_forward(0, 2, "__import__('time').sleep(9)"))
     wait_until(lambda: (beat := read(run.run.heartbeat(0))) and str(beat) == "step 2: forward")
@@ -116,6 +122,7 @@ def test_a_slow_first_step_is_not_lost_to_a_scheduler_that_wants_the_machine(lau
     assert run.wait(60) == 75 and run.summary["steps"] == 2 and "checkpoint saved" in run.output
 
 
+@pytest.mark.slow
 def test_second_ctrl_c_stops_at_once(launch: Launch) -> None:
     run = launch(*RUN, hook=in_forward(0, 3, "__import__('time').sleep(3600)"))
     run.wait_for("Iter: 2,")
@@ -126,7 +133,7 @@ def test_second_ctrl_c_stops_at_once(launch: Launch) -> None:
     assert run.wait(5) == 130
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_asked_to_stop_while_stuck_does_not_wait_for_ever(launch: Launch) -> None:
     run = launch(*RUN, hook=in_forward(0, 3, "__import__('time').sleep(3600)"))
     run.wait_for("Iter: 2,")

@@ -76,6 +76,7 @@ def test_a_run_of_ours(launch: Callable[..., Launched]) -> None:
     assert code == 5 and told["text"].startswith("IT HAS ENDED: stopped at step "), told
 
 
+@pytest.mark.soak
 def test_a_run_that_has_finished(launch: Callable[..., Launched]) -> None:
     run = launch("./train_dual_gpu.sh", QUICKSTART, num_iterations=3).ok()
     code, told = inspect(str(run.run.path))
@@ -92,6 +93,7 @@ def test_somebody_elses_training(torchrun: Torchrun, tmp_path: Path) -> None:
     assert of(told, "processes")["text"].startswith("2 of 2 by WORLD_SIZE: ") and of(told, "log")["text"].endswith(f" in {console}")
 
 
+@pytest.mark.soak
 def test_somebody_elses_training_is_stuck(torchrun: Torchrun) -> None:
     launcher, _ = torchrun(FAULTY, "sleep", until="FAULT")
     found = discovery.of_process(launcher)
@@ -104,6 +106,7 @@ def test_somebody_elses_training_is_stuck(torchrun: Torchrun) -> None:
     assert [r["waits_in"] for r in told["ranks"]] == [None, "backward"]
 
 
+@pytest.mark.soak
 def test_a_script_under_our_launcher(launch: Callable[..., Launched], tmp_path: Path) -> None:
     script = tmp_path / "steady.py"
     script.write_text(STEADY)

@@ -12,11 +12,12 @@ from tests.e2e.test_script import PEERS, SCRIPTS, script  # noqa: F401 – a fix
 from training.core.rundir import read_records
 
 Inspect = Callable[..., Launched]
-FRAMEWORKS = [
-    "loop",
-    pytest.param("lightning", marks=pytest.mark.slow),
-    pytest.param("transformers", marks=pytest.mark.slow),
-]
+KINDS = ("loop", "lightning", "transformers")
+
+
+def kinds(*in_ci: str) -> pytest.MarkDecorator:
+    """All of them by `make soak`, these for every change."""
+    return pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow if k in in_ci else pytest.mark.soak) for k in KINDS])
 
 
 @pytest.fixture
@@ -45,10 +46,10 @@ def warnings(run: Launched) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("kind", "extra"),
     [
-        ("loop", "shuffle"),
-        pytest.param("loop", "fsdp;stream", marks=pytest.mark.slow),
-        pytest.param("lightning", "shuffle", marks=pytest.mark.slow),
-        pytest.param("transformers", "accumulate", marks=pytest.mark.slow),
+        pytest.param("loop", "shuffle", marks=pytest.mark.slow),
+        pytest.param("loop", "fsdp;stream", marks=pytest.mark.soak),
+        pytest.param("lightning", "shuffle", marks=pytest.mark.soak),
+        pytest.param("transformers", "accumulate", marks=pytest.mark.soak),
     ],
 )
 def test_nothing_is_found_where_nothing_is_wrong(inspect: Inspect, kind: str, extra: str) -> None:
@@ -66,7 +67,7 @@ def test_nothing_is_found_where_nothing_is_wrong(inspect: Inspect, kind: str, ex
     assert ("parameters that are not compared: all: 4 sharded" in run.output) == ("fsdp" in extra)
 
 
-@pytest.mark.parametrize("kind", FRAMEWORKS)
+@kinds("lightning")
 def test_what_is_wrong_is_told_and_training_goes_on(inspect: Inspect, kind: str) -> None:
     run = inspect(kind, "no sampler", "changed", "slow", "empty", mode="warn", steps=130).ok()
     found = warnings(run)
@@ -78,7 +79,7 @@ def test_what_is_wrong_is_told_and_training_goes_on(inspect: Inspect, kind: str)
     assert all(f"rank {rank} done" in run.run.rank_log(rank).read_text() for rank in range(2))
 
 
-@pytest.mark.parametrize("kind", FRAMEWORKS)
+@kinds("transformers")
 def test_a_loss_that_is_not_finite_ends_the_run_and_names_rank_and_sample(inspect: Inspect, kind: str) -> None:
     run = inspect(kind, "nan")
     assert run.wait() == 4
@@ -94,7 +95,7 @@ def warnings_of_all(run: Launched) -> dict[str, dict[str, Any]]:
     return {e["kind"]: e for e in read_records(run.run.events) if e["event"] == "warning" and e.get("by") == "inspector"}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_rank_without_data_is_named_and_nobody_waits_for_ever(inspect: Inspect) -> None:
     """The other rank does something else, for long; it has not ended."""
     run = inspect("loop", "uneven")
@@ -106,7 +107,7 @@ def test_a_rank_without_data_is_named_and_nobody_waits_for_ever(inspect: Inspect
     assert "rank 1 has 10 batches an epoch, others up to 12" in found["uneven"]["text"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_rank_against_the_majority_is_blamed(inspect: Inspect) -> None:
     run = inspect("loop", "changed", ranks=3)
     assert run.wait() == 4 and run.failure["rank"] == 1

@@ -142,6 +142,7 @@ def test_two_machines_train_like_one(node: Node, launch: Launch, tmp_path: Path)
     assert sorted(r["rank"] for r in (read_json(second.run.supervisor) or {})["ranks"]) == [2, 3]
 
 
+@pytest.mark.soak
 def test_a_common_disk_has_one_run_and_a_folder_for_the_second_which_stops_with_the_first(node: Node) -> None:
     first, second = node(0, shared=True, num_iterations=100000), node(1, shared=True, num_iterations=100000)
     first.wait_for("Iter: 3,")
@@ -160,6 +161,7 @@ def test_a_rank_that_dies_is_named_on_both(node: Node) -> None:
         assert (run.failure["rank"], run.failure["node"]) == (1, 1)
 
 
+@pytest.mark.soak
 def test_a_machine_that_disappears_is_named(node: Node, token: str) -> None:
     first, second = node(0, num_iterations=100000), node(1, num_iterations=100000)
     first.wait_for("Iter: 3,")
@@ -172,6 +174,7 @@ def test_a_machine_that_disappears_is_named(node: Node, token: str) -> None:
     wait_until(lambda: not processes(token), 8, "everybody gone")
 
 
+@pytest.mark.soak
 def test_after_a_killed_rank_both_go_on(node: Node, once: Launch) -> None:
     saving: dict[str, Any] = {"num_iterations": 40, "save_every": 5}
     again = saving | {"shared": True, "retries": 1, "inject": "kill@rank=1,step=23"}
@@ -183,7 +186,7 @@ def test_after_a_killed_rank_both_go_on(node: Node, once: Launch) -> None:
     assert first.losses == whole.losses, "bit for bit"
 
 
-@pytest.mark.parametrize("machine", [0, 1])
+@pytest.mark.parametrize("machine", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_cut_cable_is_named_on_both_sides(node: Node, cable: Cable, token: str, machine: int) -> None:
     runs = [node(n, num_iterations=100000, retries=1) for n in range(2)]
     runs[0].wait_for("Iter: 3,")
@@ -198,6 +201,7 @@ def test_a_cut_cable_is_named_on_both_sides(node: Node, cable: Cable, token: str
     assert not processes(token)
 
 
+@pytest.mark.soak
 def test_a_network_that_loses_one_direction_is_named(node: Node, cable: Cable) -> None:
     runs = (node(0, num_iterations=100000), node(1, num_iterations=100000))
     runs[0].wait_for("Iter: 3,")
@@ -209,6 +213,7 @@ def test_a_network_that_loses_one_direction_is_named(node: Node, cable: Cable) -
         assert run.failure["cause"] == "nccl_network"
 
 
+@pytest.mark.soak
 def test_a_short_cut_and_a_frozen_supervisor_end_nothing_and_who_is_asked_stops_both(node: Node, cable: Cable, token: str) -> None:
     first, second = node(0, num_iterations=100000), node(1, num_iterations=100000)
     first.wait_for("Iter: 3,")
@@ -233,6 +238,7 @@ def test_a_short_cut_and_a_frozen_supervisor_end_nothing_and_who_is_asked_stops_
     assert "silent" not in second.output, "it was asleep itself"
 
 
+@pytest.mark.soak
 def test_a_frozen_machine_is_named(node: Node, token: str) -> None:
     first, second = node(0, num_iterations=100000), node(1, num_iterations=100000)
     first.wait_for("Iter: 3,")
@@ -247,6 +253,7 @@ def test_a_frozen_machine_is_named(node: Node, token: str) -> None:
     assert second.wait(30) == 4 and FROZEN in second.output, "it is told what became of it"
 
 
+@pytest.mark.soak
 def test_silence_at_the_meeting_is_named(node: Node, cable: Cable) -> None:
     runs = [node(n, nnodes=3, rendezvous_timeout=25, total_batch_size=384) for n in range(2)]
     runs[0].wait_for("node 1 is here")
@@ -268,8 +275,8 @@ def test_a_missing_machine_is_named(node: Node) -> None:
     ("address", "why"),
     [
         (ADDRESSES[0], "nothing listens there (connection refused)"),
-        ("10.211.7.77", "it can not be reached"),
-        ("no-such-name.invalid", "the name 'no-such-name.invalid' is not known"),
+        pytest.param("10.211.7.77", "it can not be reached", marks=pytest.mark.soak),
+        pytest.param("no-such-name.invalid", "the name 'no-such-name.invalid' is not known", marks=pytest.mark.soak),
     ],
 )
 def test_a_wrong_address_is_named(node: Node, address: str, why: str) -> None:
@@ -284,6 +291,7 @@ def test_other_settings_are_refused_with_what_differs(node: Node) -> None:
     assert first.wait(30) == 3 and "refused: 10.211.7.2, which says it is node 1" in first.output
 
 
+@pytest.mark.soak
 def test_a_taken_port_is_named_and_the_next_one_found(node: Node, machines: list[str]) -> None:
     listener = "import socket; s = socket.create_server(('0.0.0.0', 12355)); print('up', flush=True); [s.accept() for _ in range(99)]"
     taken = subprocess.Popen(["ip", "netns", "exec", machines[0], sys.executable, "-c", listener], stdout=subprocess.PIPE)

@@ -31,7 +31,7 @@ def first_line(run: Launched) -> str:
     return line.partition(" mode ")[2]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_plain_and_leftovers(launch: Launch, once: Launch) -> None:
     plain = once(*SCRIPT)
     assert first_line(plain) == "local: nothing above us has started ranks"
@@ -43,7 +43,10 @@ def test_plain_and_leftovers(launch: Launch, once: Launch) -> None:
     assert "1 rank by env: one rank: plain python, no process group" in alone.output and "not followed" in alone.output
 
 
-@pytest.mark.parametrize("command", [SCRIPT, ENTRY], ids=["script", "entrypoint"])
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(SCRIPT, id="script", marks=pytest.mark.slow), pytest.param(ENTRY, id="entrypoint", marks=pytest.mark.soak)],
+)
 def test_a_platform_that_injects_ranks(launch: Launch, command: tuple[str, ...]) -> None:
     port = free_port("127.0.0.1")
     ranks = [launch(*command, name="platform", env=injected(rank, 2, port)) for rank in range(2)]
@@ -64,7 +67,13 @@ def test_a_mistake_under_a_platform_is_said_once(launch: Launch) -> None:
     assert "--depht is not a known flag" in ranks[0].output and ranks[1].output == ""
 
 
-@pytest.mark.parametrize("command", [(*SCRIPT[:1], "1", *SCRIPT[2:]), ENTRY], ids=["script", "entrypoint"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param((*SCRIPT[:1], "1", *SCRIPT[2:]), id="script", marks=pytest.mark.soak),
+        pytest.param(ENTRY, id="entrypoint", marks=pytest.mark.soak),
+    ],
+)
 def test_a_platform_that_injects_nodes(launch: Launch, command: tuple[str, ...], tmp_path: Path) -> None:
     """Two nodes, which do not see each other's disk."""
     port = free_port("127.0.0.1")
@@ -90,6 +99,7 @@ def test_a_platform_that_injects_nodes(launch: Launch, command: tuple[str, ...],
     assert first.summary.exists() and not second.summary.exists()
 
 
+@pytest.mark.soak
 def test_under_torchrun(launch: Launch) -> None:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
     by_entry = launch(*torchrun, "train.py", f"--config={CONFIG}").ok()
@@ -98,11 +108,13 @@ def test_under_torchrun(launch: Launch) -> None:
     assert first_line(by_script) == first_line(by_entry) and by_script.losses == by_entry.losses
 
 
+@pytest.mark.slow
 def test_launcher_overrides_what_is_injected(launch: Launch) -> None:
     run = launch(*SCRIPT, env=injected(1, 4, 1), launcher="spawn").ok()
     assert first_line(run) == "local: as asked (--launcher=spawn)" and len(run.pids) == 2
 
 
+@pytest.mark.slow
 def test_a_launcher_inside_a_rank_becomes_the_rank(launch: Launch, project: Path, tmp_path: Path) -> None:
     words = [
         "./launch_train.sh",
@@ -145,7 +157,7 @@ sys.meta_path.insert(0, Patch())
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_torch_without_libuv_trains(launch: Launch, once: Launch) -> None:
     hook = without_libuv("build")
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", "train.py")

@@ -73,7 +73,7 @@ def test_two_ranks_train_it(launch: Launch, options: Callable[..., Path], tmp_pa
     assert pictures and all(path.stem in report for path in pictures)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("how", ["train.py", "torchrun", "platform"])
 def test_other_ways_to_start_it(how: str, launch: Launch, options: Callable[..., Path]) -> None:
     flags = {"tiny": False, **QUIET, "opt": options()}
@@ -88,7 +88,7 @@ def test_other_ways_to_start_it(how: str, launch: Launch, options: Callable[...,
     assert run.summary["steps"] == 12 and run.summary["samples"] == (48 if how == "torchrun" else 24)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_spike_camera_is_a_fourth_channel(launch: Launch, options: Callable[..., Path], video: Path) -> None:
     spikes = {"dataroot_spike": f"{video}/train", "spike_channels": 2, "spike_h": 64, "spike_w": 64}
     flags = {"test_dataroot_spike": f"{video}/test", "num_iterations": 4, **QUIET}

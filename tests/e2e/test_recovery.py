@@ -28,6 +28,7 @@ def configured(run: Launched, name: str) -> Any:
     return (read_json(run.run.plan) or {})["config"][name]
 
 
+@pytest.mark.slow
 def test_after_a_killed_rank_the_run_goes_on_and_nothing_is_different(launch: Launch, once: Launch) -> None:
     whole = once(*LAUNCH, **SAVING)
     run = launch(*ENHANCED, **SAVING, inject="kill@rank=1,step=23").ok()
@@ -60,7 +61,7 @@ def test_out_of_memory_goes_on_with_a_smaller_batch_and_the_same_steps(launch: L
     assert "2 sequences × 32 tokens × 2 ranks × 4 accumulation steps" in resumed.output
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_out_of_memory_with_one_sequence_is_the_end(launch: Launch) -> None:
     run = launch(*ENHANCED, device_batch_size=2, total_batch_size=128, inject="oom@rank=0,step=2,attempt=any")
     assert run.wait() == 4
@@ -69,7 +70,7 @@ def test_out_of_memory_with_one_sequence_is_the_end(launch: Launch) -> None:
     assert run.failure["cause"] == "gpu_oom" and run.failure["kind"] == "error"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_data_loader_that_keeps_failing_gets_fewer_workers(launch: Launch) -> None:
     run = launch(*ENHANCED, num_workers=2, inject="worker_kill@rank=0,call=3,attempt=any").ok()
     assert "dataloader_worker_died: RuntimeError: DataLoader worker (pid" in run.output
@@ -91,7 +92,7 @@ def test_a_hang_is_ended_and_the_run_goes_on(launch: Launch, once: Launch) -> No
     assert "restarting from step 10 (1 of 1), 2 steps lost" in run.output
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_two_equal_failures_at_one_step_are_the_end(launch: Launch) -> None:
     run = launch(*ENHANCED, save_every=2, inject="kill@rank=1,step=7,attempt=any")
     assert run.wait() == 4
@@ -104,10 +105,10 @@ def test_two_equal_failures_at_one_step_are_the_end(launch: Launch) -> None:
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        ("raise@rank=1,step=3", "an error of the code comes back"),
-        pytest.param("nan@rank=1,step=3", "the same data would give the same loss again", marks=pytest.mark.slow),
-        pytest.param("exit@rank=1,step=3", "what leaves by itself does it again", marks=pytest.mark.slow),
-        pytest.param("desync@rank=1,step=3", "an error of the code comes back", marks=pytest.mark.slow),
+        pytest.param("raise@rank=1,step=3", "an error of the code comes back", marks=pytest.mark.slow),
+        pytest.param("nan@rank=1,step=3", "the same data would give the same loss again", marks=pytest.mark.soak),
+        pytest.param("exit@rank=1,step=3", "what leaves by itself does it again", marks=pytest.mark.soak),
+        pytest.param("desync@rank=1,step=3", "an error of the code comes back", marks=pytest.mark.soak),
     ],
 )
 def test_what_comes_back_is_not_tried_again(launch: Launch, fault: str, why: str) -> None:
@@ -117,7 +118,7 @@ def test_what_comes_back_is_not_tried_again(launch: Launch, fault: str, why: str
     assert "analysis" in run.output and run.run.failure.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_who_does_not_ask_for_restarts_gets_none_and_the_number_can_be_asked_for_anywhere(launch: Launch) -> None:
     fault = "kill@rank=0,step=7"
     once = launch(*LAUNCH, inject=fault)
@@ -130,7 +131,7 @@ def test_who_does_not_ask_for_restarts_gets_none_and_the_number_can_be_asked_for
     assert "restart" not in none.output
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_asked_to_stop_after_a_restart_it_saves_and_says_so(launch: Launch) -> None:
     run = launch(*ENHANCED, num_iterations=100000, save_every=5, inject="kill@rank=1,step=7")
     wait_until(lambda: events(run, "recovered") or run.process.poll() is not None)
@@ -140,9 +141,13 @@ def test_asked_to_stop_after_a_restart_it_saves_and_says_so(launch: Launch) -> N
     assert len(run.summary["restarts"]) == 1 and run.summary["status"] == "stopped"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "size", "rank"), [("kill@rank=1,step=7", 8, 1), ("kill@rank=0,step=7", 8, 0), ("oom@rank=1,step=7,above=4", 4, 1)]
+    ("fault", "size", "rank"),
+    [
+        pytest.param("kill@rank=1,step=7", 8, 1, marks=pytest.mark.slow),
+        pytest.param("kill@rank=0,step=7", 8, 0, marks=pytest.mark.soak),
+        pytest.param("oom@rank=1,step=7,above=4", 4, 1, marks=pytest.mark.soak),
+    ],
 )
 def test_several_machines_start_again_together(launch: Launch, once: Launch, fault: str, size: int, rank: int) -> None:
     """Two supervisors with a common disk, here on one machine: node 0 decides, also when a rank of the other one has failed."""

@@ -15,7 +15,7 @@ from tests.unit.report_runs import comparison, event, page_of, planned, trained
 
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")]
 
 Open = Callable[..., Any]
 SIZE = {"width": 1200, "height": 900}
@@ -93,8 +93,10 @@ def middle(page: Any, chart: str) -> tuple[float, float]:
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
 
-@pytest.mark.parametrize("script", [True, False])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(
+    ("dark", "script"),
+    [(False, False), (True, True), *(pytest.param(dark, not dark, marks=pytest.mark.soak) for dark in (False, True))],
+)
 def test_light_and_dark(show: Open, dark: bool, script: bool) -> None:
     page = show("good", dark=dark, script=script)
     paper, words = colour(page, "body", "backgroundColor"), colour(page, "#chart-loss .role-axis-label text", "fill")

@@ -11,7 +11,7 @@ from tests.e2e.conftest import Launcher
 from tests.e2e.test_failures import RUN
 
 
-@pytest.mark.parametrize("retries", [0, 2])
+@pytest.mark.parametrize("retries", [pytest.param(0, marks=pytest.mark.soak), pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_directory_that_is_removed(launch: Launcher, retries: int) -> None:
     run = launch(*RUN, num_iterations=4000, save_every=5, retries=retries)
     wait_until(lambda: len(run.steps) > 5, 60, "steps")

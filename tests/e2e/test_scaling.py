@@ -58,6 +58,7 @@ def left(temporary: Path) -> list[Path]:
     return list(temporary.glob("duet-scaling-*"))
 
 
+@pytest.mark.slow
 def test_one_and_two_ranks_are_measured(start: Start, temporary: Path) -> None:
     out, err = (check := start("--rounds=1", "--steps=20", "--json")).communicate(timeout=240)
     assert check.returncode == 0, err
@@ -70,7 +71,14 @@ def test_one_and_two_ranks_are_measured(start: Start, temporary: Path) -> None:
     assert left(temporary) == []
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.soak),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.soak),
+        pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow),
+    ],
+)
 def test_stopped_in_the_middle(start: Start, temporary: Path, number: signal.Signals, status: int) -> None:
     """That no process is left is what the token's fixture proves."""
     check = start("--rounds=1", "--steps=100000")
@@ -87,7 +95,7 @@ def test_stopped_in_the_middle(start: Start, temporary: Path, number: signal.Sig
         assert "nothing is left behind" in err and left(temporary) == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_that_fails_is_shown_with_its_card_and_kept(start: Start, temporary: Path) -> None:
     check = start("--rounds=1", "--steps=10", hook=in_forward(1, 5, "raise ValueError('planted')"))
     out, err = check.communicate(timeout=120)

@@ -47,9 +47,16 @@ def wait_for_both(run: Launched, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["bare_ddp", pytest.param("with_accelerate", marks=pytest.mark.slow), pytest.param("with_lightning", marks=pytest.mark.slow)]
+    ("launcher", "name"),
+    [
+        ("auto", "bare_ddp"),
+        pytest.param("auto", "with_accelerate", marks=pytest.mark.slow),
+        pytest.param("torchrun", "bare_ddp", marks=pytest.mark.slow),
+        pytest.param("auto", "with_lightning", marks=pytest.mark.soak),
+        pytest.param("torchrun", "with_accelerate", marks=pytest.mark.soak),
+        pytest.param("torchrun", "with_lightning", marks=pytest.mark.soak),
+    ],
 )
-@pytest.mark.parametrize("launcher", ["auto", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_unchanged_scripts_train(script: Script, tmp_path: Path, name: str, launcher: str) -> None:
     if name != "bare_ddp" and not PEERS.is_dir():
         pytest.skip("accelerate and lightning are not there: make peers")
@@ -105,8 +112,8 @@ def test_an_exception_is_named_with_rank_file_and_line(script: Script, tmp_path:
 @pytest.mark.parametrize(
     ("ending", "cause", "summary", "placed"),
     [
-        ("sys.exit(7)", "exit_status", "left with status 7", True),
-        ("os._exit(7)", "exit_status", "left with status 7", False),
+        pytest.param("sys.exit(7)", "exit_status", "left with status 7", True, marks=pytest.mark.slow),
+        pytest.param("os._exit(7)", "exit_status", "left with status 7", False, marks=pytest.mark.slow),
         ("os.kill(os.getpid(), 9)", "killed", "killed by SIGKILL", False),
         ("os.kill(os.getpid(), 11)", "segfault", "killed by SIGSEGV", True),
     ],

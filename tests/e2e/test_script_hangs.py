@@ -18,8 +18,8 @@ SPIN_LIMIT_S = 5 * FLOOR_S + 4.0  # long work looks the same
 Faulty = Callable[..., Launched]
 
 
-def slow(*values: object) -> Any:
-    return pytest.param(*values, marks=pytest.mark.slow)
+def soak(*values: object) -> Any:
+    return pytest.param(*values, marks=pytest.mark.soak)
 
 
 def line(text: str) -> str:
@@ -51,10 +51,10 @@ def fault_time(run: Launched) -> float:
     ("fault", "kind", "rank", "where", "how"),
     [
         ("sleep", "hang", 0, "# the deadlock", r"stands at .* \(stuck_in_a_lock\)"),
-        slow("spin", "hang", 0, "turns += 1", r"spins at .* \(endless_loop\), and holds the GIL"),
-        slow("gil", "hang", 0, "ctypes.PyDLL", r"holds the GIL in C, called at .* \(at_fault\)"),
-        ("stop", "stopped", 0, "signal.SIGSTOP)", r"is stopped \(SIGSTOP\); go on: kill -CONT \d+"),
-        slow(
+        soak("spin", "hang", 0, "turns += 1", r"spins at .* \(endless_loop\), and holds the GIL"),
+        soak("gil", "hang", 0, "ctypes.PyDLL", r"holds the GIL in C, called at .* \(at_fault\)"),
+        soak("stop", "stopped", 0, "signal.SIGSTOP)", r"is stopped \(SIGSTOP\); go on: kill -CONT \d+"),
+        soak(
             "worker", "hang", 0, "# the deadlock", r"waits for its data-loader worker \(pid \d+\), which stands at .* \(stuck_in_a_lock\)"
         ),
     ],
@@ -86,6 +86,7 @@ def test_uneven_batches(faulty: Faulty) -> None:
     assert verdict["time"] - fault_time(run) < LIMIT_S
 
 
+@pytest.mark.slow
 def test_a_rank_that_leaves_early_is_named_and_not_the_one_that_lost_it(faulty: Faulty) -> None:
     run = faulty("exit0")
     assert run.wait() == 4, run.output[-3000:]
@@ -93,15 +94,14 @@ def test_a_rank_that_leaves_early_is_named_and_not_the_one_that_lost_it(faulty: 
     assert [(v["kind"], v["rank"]) for v in verdicts(run)] == [("died", 0)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", ["slow_eval", "upload", "quiet", "slow_data"])
+@pytest.mark.parametrize("fault", [pytest.param("slow_eval", marks=pytest.mark.slow), soak("upload"), soak("quiet"), soak("slow_data")])
 def test_what_takes_its_time_is_left_alone(faulty: Faulty, fault: str) -> None:
     run = faulty(fault, str(5 * FLOOR_S))
     assert run.wait() == 0, run.output[-3000:]
     assert verdicts(run) == [] and "[WARNING]" not in run.output
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_long_work_before_the_first_step_is_only_warned_about(faulty: Faulty) -> None:
     """In one Python function, while the other rank waits at a barrier: the same picture as an endless loop."""
     run = faulty("prepare", "16", hang_timeout=1)

@@ -41,6 +41,7 @@ def test_the_documentation_shows_the_example_as_it_is() -> None:
     assert len(EXAMPLE.read_text().splitlines()) < 100
 
 
+@pytest.mark.slow
 def test_the_example_trains_as_the_documentation_says(launch: Launch) -> None:
     command = re.search(r"^\./launch_train\.sh 2 --task=.*$", (ROOT / "docs/tasks.md").read_text(), re.MULTILINE)
     assert command
@@ -50,6 +51,7 @@ def test_the_example_trains_as_the_documentation_says(launch: Launch) -> None:
     assert (run.run.samples / "belief.png").read_bytes().startswith(b"\x89PNG") and b"belief" in run.run.report.read_bytes()
 
 
+@pytest.mark.soak
 def test_options_come_from_a_config_file_and_stay_when_resumed(task: Callable[..., Launched], launch: Launch, tmp_path: Path) -> None:
     config = tmp_path / "narrow.py"
     config.write_text('task = "examples/spirals.py"\nwidth = 12\npoints = 128\n')
@@ -60,7 +62,7 @@ def test_options_come_from_a_config_file_and_stay_when_resumed(task: Callable[..
     assert again.summary["parameters"] == parameters and again.summary["steps"] == 9
 
 
-@pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.soak), pytest.param(True, marks=pytest.mark.slow)])
 def test_a_run_that_was_killed_goes_on_as_if_nothing_had_been(task: Callable[..., Launched], launch: Launch, persistent: bool) -> None:
     settings = {"num_epochs": 6, "save_every": 5, "num_workers": 1, "persistent_workers": persistent, "log_every": 1}
     whole = task(**settings).ok()
@@ -72,15 +74,22 @@ def test_a_run_that_was_killed_goes_on_as_if_nothing_had_been(task: Callable[...
     assert resumed.losses == whole.losses and len(whole.losses) == 48
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(
+    ("persistent", "ranks"),
+    [
+        pytest.param(True, 2, marks=pytest.mark.slow),
+        pytest.param(True, 4, marks=pytest.mark.soak),
+        pytest.param(False, 2, marks=pytest.mark.soak),
+        pytest.param(False, 4, marks=pytest.mark.soak),
+    ],
+)
 def test_hundreds_of_epochs(task: Callable[..., Launched], ranks: int, persistent: bool) -> None:
     """Each switch ends and starts workers, or goes on with those that are there, on every rank."""
     run = task(ranks, points=32 * ranks, num_epochs=200, num_workers=1, persistent_workers=persistent, log_every=1000).ok()
     assert run.summary["steps"] == 400 and run.steps[400]["epoch"] == 200
 
 
+@pytest.mark.slow
 def test_an_error_of_the_task_is_told_with_its_line(task: Callable[..., Launched], tmp_path: Path) -> None:
     own = tmp_path / "my_task.py"
     own.write_text(EXAMPLE.read_text().replace("points, label = batch\n", "points, label = batch[:3]\n        undefined_name\n", 1))
@@ -90,12 +99,14 @@ def test_an_error_of_the_task_is_told_with_its_line(task: Callable[..., Launched
     assert "Traceback" not in run.output
 
 
+@pytest.mark.soak
 def test_a_rank_that_draws_nothing_is_named(task: Callable[..., Launched]) -> None:
     run = task(num_iterations=8, inject="empty@rank=1,step=3")
     assert run.wait() == 4
     assert run.failure["rank"] == 1 and "empty batch" in run.failure["summary"]
 
 
+@pytest.mark.soak
 def test_data_that_is_too_small_is_refused_without_a_traceback(task: Callable[..., Launched]) -> None:
     run = task(points=16)
     assert run.wait() == 2

@@ -82,6 +82,7 @@ def test_no_color_is_respected(project: Path, command: list[str], token: str) ->
     assert b"\x1b[3" not in terminal.raw and b"[ERROR]" in terminal.raw
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [500])
 def test_a_lost_terminal_does_not_end_the_run(project: Path, command: list[str], token: str, tmp_path: Path, steps: int) -> None:
     terminal = Terminal(command, project, environment(token))
@@ -93,6 +94,7 @@ def test_a_lost_terminal_does_not_end_the_run(project: Path, command: list[str],
     wait_until(lambda: not processes(token), 8, "everybody gone")
 
 
+@pytest.mark.soak
 def test_nohup(launch: Callable[..., Launched]) -> None:
     run = launch("nohup", "./launch_train.sh", "2", "configs/dual_gpu/quickstart.py", num_iterations=200)
     run.wait_for("Iter: 3,")

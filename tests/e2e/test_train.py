@@ -58,6 +58,7 @@ def test_simple_script_trains_two_ranks_and_says_everything(launch: Launch) -> N
     assert log.read_text() == out, "the log gets what the console gets"
 
 
+@pytest.mark.soak
 def test_enhanced_script_makes_the_same_plan_and_reports_resources(launch: Launch) -> None:
     simple = launch("./train_dual_gpu.sh", QUICKSTART, name="a").ok()
     enhanced = launch("./train_dual_gpu_enhanced.sh", f"--config={QUICKSTART}", name="b").ok()
@@ -72,6 +73,7 @@ def test_enhanced_script_makes_the_same_plan_and_reports_resources(launch: Launc
     assert simple.losses == enhanced.losses
 
 
+@pytest.mark.soak
 def test_one_process_has_no_group_and_equals_two(launch: Launch) -> None:
     one = launch("./launch_train.sh", "1", QUICKSTART, precision="fp32").ok()
     two = launch("./launch_train.sh", "2", QUICKSTART, precision="fp32").ok()
@@ -84,7 +86,7 @@ def test_one_process_has_no_group_and_equals_two(launch: Launch) -> None:
 EXACT = {"precision": "fp32", "optimizer": "adamw"}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_ddp_flags_change_nothing(launch: Launch) -> None:
     plain = launch("./launch_train.sh", "2", QUICKSTART, **EXACT, device_batch_size=2).ok()
     static = launch("./launch_train.sh", "2", QUICKSTART, **EXACT, device_batch_size=2, use_static_graph=True).ok()
@@ -95,6 +97,7 @@ def test_ddp_flags_change_nothing(launch: Launch) -> None:
     assert unused.losses == plain.losses
 
 
+@pytest.mark.slow
 def test_bare_python_and_bare_torchrun(launch: Launch, once: Launch) -> None:
     python = launch(sys.executable, "train.py", QUICKSTART).ok()
     assert re.search(r"Backend +none", python.output) and python.summary["status"] == "done"
@@ -108,16 +111,20 @@ def test_bare_python_and_bare_torchrun(launch: Launch, once: Launch) -> None:
         assert len(lines) >= 12 and re.findall(r"^\[[\d :-]+\] Epoch: .*$", log, re.M) == lines, "the log gets what the console gets, once"
 
 
-@pytest.mark.slow
-def test_torchrun_as_launcher(launch: Launch) -> None:
+@pytest.mark.soak
+def test_torchrun_as_launcher_trains(launch: Launch) -> None:
     run = launch("./launch_train.sh", "2", QUICKSTART, launcher="torchrun").ok()
     assert run.summary["steps"] == 12 and (run.run.ranks / "torchrun.log").exists()
+
+
+@pytest.mark.slow
+def test_torchrun_as_launcher_failure_is_named(launch: Launch) -> None:
     failed = launch("./launch_train.sh", "2", QUICKSTART, launcher="torchrun", hook=in_forward(1, 5, "raise ValueError('planted')"))
     assert failed.wait() == 4
     assert failed.failure["rank"] == 1 and "planted" in failed.failure["summary"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_slow_tracker_and_a_long_sample_do_not_fail_a_finished_run(launch: Launch) -> None:
     """Both take longer than anything may stand still."""
     slow = at_rank(
@@ -139,6 +146,7 @@ def test_a_slow_tracker_and_a_long_sample_do_not_fail_a_finished_run(launch: Lau
     assert run.summary["status"] == "done" and run.summary["sample"] is not None
 
 
+@pytest.mark.slow
 def test_nothing_listens_outside_loopback(launch: Launch) -> None:
     run = launch("./launch_train.sh", "2", QUICKSTART, num_iterations=100000)
     run.wait_for("Iter: 3,")
@@ -154,7 +162,7 @@ def test_nothing_listens_outside_loopback(launch: Launch) -> None:
     assert all(a.startswith(("0100007F:", "0000000000000000FFFF00000100007F:")) for a in listening), listening
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(re.search(r"[\s'\"]", str(ROOT)) is not None, reason="torch.compile on a CPU can not be in a folder with a space")
 def test_compile_works_on_two_ranks(launch: Launch) -> None:
     """Compiled blocks inside DDP, with activation checkpointing around them and the loss in parts."""
@@ -181,6 +189,7 @@ def test_compile_where_torch_can_not_is_refused_before_the_start(launch: Launch)
     assert not run.run.path.exists()
 
 
+@pytest.mark.soak
 def test_wandb_offline_disabled_and_no_login(launch: Launch) -> None:
     offline = launch("./launch_train.sh", "1", QUICKSTART, use_dummy_wandb="false", wandb_mode="offline").ok()
     assert list(offline.run.path.glob("wandb/offline-run-*/*.wandb"))
@@ -188,7 +197,7 @@ def test_wandb_offline_disabled_and_no_login(launch: Launch) -> None:
     assert "disabled (no login" in auto.output and not (auto.run.path / "wandb").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_wandb_without_key_degrades_and_never_stops_or_leaks(launch: Launch) -> None:
     env = {"HOME": "/nonexistent", "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "k" * 40, "WANDB_INIT_TIMEOUT": "2"}
     run = launch("./launch_train.sh", "1", QUICKSTART, use_dummy_wandb="false", wandb_mode="online", env=env).ok()
@@ -198,7 +207,7 @@ def test_wandb_without_key_degrades_and_never_stops_or_leaks(launch: Launch) -> 
         assert b"k" * 40 not in path.read_bytes(), f"the key stands in {path}"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(1000)  # one of two workers, on a CPU without bf16
 def test_the_readme_quickstart_as_it_is(launch: Launch) -> None:
     run = launch("./train_dual_gpu.sh", QUICKSTART, tiny=False)

@@ -38,7 +38,7 @@ def test_a_full_disk_in_the_middle_is_a_warning(inject: Inject) -> None:
     assert [e["step"] for e in ended.of("checkpoint")] == [8, 12]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_disk_that_stays_full_stops_the_run(launch: Callable[..., Launched], tmp_path: Path) -> None:
     """A small file system of its own, which is filled after the first checkpoint."""
     if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
@@ -57,7 +57,7 @@ def test_a_disk_that_stays_full_stops_the_run(launch: Callable[..., Launched], t
     assert f"the newest checkpoint is that of step {found.position.step} (exit 3)" in run.output
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_killed_in_the_middle_of_a_save(inject: Inject, launch: Callable[..., Launched]) -> None:
     launch(*RUN, name="cut", num_iterations=4).ok()
     # Then the disk takes nothing any more; a second after the save of step 8 should have begun, the rank is gone.

@@ -38,9 +38,8 @@ def check(status: int, output: str, kills: int) -> None:
     assert f"{kills} in " in output
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [pytest.param(10, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.soak)])
 def test_kills_at_random_moments(project: Path, token: str, tmp_path: Path, kills: int) -> None:
     """In two loops at once, each of which mostly waits: for a start, or for a moment. Each has its own project and so its own data."""
     copies = [tmp_path / f"user {number}" / "du et" for number in range(LOOPS)]
@@ -56,7 +55,7 @@ def test_kills_at_random_moments(project: Path, token: str, tmp_path: Path, kill
     assert not left, "neither a wrong run nor prepared data"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(1500)
 def test_a_resume_that_forgets_the_optimizer_is_found(project: Path, token: str, tmp_path: Path) -> None:
     """The proof can fail: the classic mistake, on one of the ranks, gives other weights."""

@@ -48,7 +48,7 @@ def error(spec: str, says: str, cause: str = "exception", limit_s: float = 2, **
     return Row(spec, limit_s, "error", says, **{"code": 4, "cause": cause, **more})  # type: ignore[arg-type]
 
 
-QUICK = {
+TABLE = {
     "lock": Row("sleep@step=5", 6, "hang", r"^HANG rank 1 in 'step 5: forward' stands at .*\(_stuck_in_a_lock\)", waiting="backward"),
     "SIGSTOP": Row("stop@step=5", 3, "stopped", "^STOPPED rank 1", waiting="backward"),
     "uninterruptible I/O": Row("io@step=5", 10, "blocked", "^BLOCKED rank 1 .* blocked in I/O", waiting="backward"),
@@ -79,8 +79,6 @@ QUICK = {
         advice="device_batch_size is 4: try 2, the same 256 tokens per step with 2 × accumulation",
     ),
     "exit 0": died("exit@step=5", "^DIED rank 1 .*left with status 0 in the middle of the training", cause="exit_status"),
-}
-SLOW = {
     "lock, rank 0": Row("sleep@rank=0,step=5", 6, "hang", r"^HANG rank 0 .* stands at .*\(_stuck_in_a_lock\)", rank=0, waiting="backward"),
     "lock before a barrier": Row(
         "sleep@rank=0,phase=epoch 2: creating data iterator",
@@ -209,11 +207,21 @@ SLOW = {
         advice="make room below",
     ),
 }
-ROWS = [pytest.param(row, id=name) for name, row in QUICK.items()]
-ROWS += [pytest.param(row, id=name, marks=pytest.mark.slow) for name, row in SLOW.items()]
+# One row a mechanism of detection: by `make check`, and by CI. All rows: `make soak`.
+CHECK = {"lock", "another collective", "exit 0"}
+CI = {"SIGSTOP", "uninterruptible I/O", "persistent worker at epoch 2", "GPU out of memory", "GIL", "SIGSEGV", "NaN"}
+CI |= {"worker killed", "disk full at the last checkpoint"}
 
 
-@pytest.mark.parametrize("row", ROWS)
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    return [] if name in CHECK else [pytest.mark.slow if name in CI else pytest.mark.soak]
+
+
+def test_every_row_of_check_and_ci_is_in_the_table() -> None:
+    assert set(TABLE) >= CHECK | CI and not CHECK & CI
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=name, marks=marks(name)) for name, row in TABLE.items()])
 def test_fault_verdict_and_time(
     inject: Inject, epochs: dict[str, object], row: Row, record_property: Callable[[str, object], None]
 ) -> None:
@@ -250,5 +258,4 @@ def test_every_fault_is_in_this_folder() -> None:
 def test_the_documentation_tells_the_same() -> None:
     text = (ROOT / "docs/faults.md").read_text(encoding="utf-8")
     told = re.findall(r"^\| ([^|]+) \| `([^`]+)` \| ([^|]+) \| (\d+) s \|$", text, re.MULTILINE)
-    rows = {**QUICK, **SLOW}
-    assert [(name, spec, float(limit)) for name, spec, _, limit in told] == [(name, r.spec, r.limit_s) for name, r in rows.items()]
+    assert [(name, spec, float(limit)) for name, spec, _, limit in told] == [(name, r.spec, r.limit_s) for name, r in TABLE.items()]

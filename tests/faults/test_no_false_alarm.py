@@ -12,15 +12,14 @@ from tests.faults.conftest import Ended
 Inject = Callable[..., Ended]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "flags"),
     [
         # Of each kind of phase one in a run: what is slow once may be slow again.
-        ("phase=importing torch; phase=building the model; epoch=1,phase=creating data iterator", {}),
-        ("step=1; rank=0,step=10,phase=checkpoint", {"save_every": 10}),
-        ("rank=0,step=1,phase=backward; phase=evaluation", {"eval_every": 10}),
-        ("rank=0,phase=evaluation,call=2", {"eval_every": 10}),
+        pytest.param("phase=importing torch; phase=building the model; epoch=1,phase=creating data iterator", {}, marks=pytest.mark.slow),
+        pytest.param("step=1; rank=0,step=10,phase=checkpoint", {"save_every": 10}, marks=pytest.mark.soak),
+        pytest.param("rank=0,step=1,phase=backward; phase=evaluation", {"eval_every": 10}, marks=pytest.mark.soak),
+        pytest.param("rank=0,phase=evaluation,call=2", {"eval_every": 10}, marks=pytest.mark.soak),
     ],
 )
 def test_slow_phases(inject: Inject, spec: str, flags: dict[str, object]) -> None:
@@ -31,7 +30,7 @@ def test_slow_phases(inject: Inject, spec: str, flags: dict[str, object]) -> Non
     assert len(ended.run.losses) == 20
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_slow_disk(inject: Inject) -> None:
     ended = inject("slow_disk@seconds=4", num_iterations=20, save_every=10)
     assert ended.code == 0, ended.run.output[-3000:]
@@ -39,7 +38,7 @@ def test_a_slow_disk(inject: Inject) -> None:
     assert [e["step"] for e in ended.of("checkpoint")] == [10, 20]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_all_of_it_in_one_run(inject: Inject) -> None:
     slow = ["slow@step=1", "slow@phase=evaluation", "slow@rank=0,step=20,phase=checkpoint", "slow_disk@seconds=4"]
     ended = inject(";".join(slow), num_iterations=30, eval_every=10, save_every=10, limit_s=200)
@@ -47,7 +46,7 @@ def test_all_of_it_in_one_run(inject: Inject) -> None:
     assert len(ended.of("injected")) == 4 and ended.of("verdict") == ended.of("failure") == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_wandb_that_hangs_costs_the_training_nothing(inject: Inject, token: str) -> None:
     env = {"WANDB_SILENT": "true"}
     ended = inject("wandb_hang", num_iterations=40, use_dummy_wandb=None, wandb_mode="offline", env=env)

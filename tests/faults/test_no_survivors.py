@@ -16,6 +16,11 @@ from training.core.rundir import read_records
 FAULTS = ["stop@step=5", "io@step=5", "gil@step=5", "worker_stuck@call=5"]
 
 
+def faults(in_ci: str) -> pytest.MarkDecorator:
+    """All of them by `make soak`, this one for every change."""
+    return pytest.mark.parametrize("spec", [pytest.param(f, marks=pytest.mark.slow if f == in_ci else pytest.mark.soak) for f in FAULTS])
+
+
 def stuck(launch: Callable[..., Launched], spec: str) -> Launched:
     """A run in which rank 1 can not move; the limit for that is far away."""
     run = launch(*RUN, inject=spec, hang_timeout=600, num_iterations=100000, num_workers=1)
@@ -23,8 +28,7 @@ def stuck(launch: Callable[..., Launched], spec: str) -> Launched:
     return run
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", FAULTS)
+@faults("io@step=5")
 def test_the_launcher_is_killed(launch: Callable[..., Launched], token: str, spec: str) -> None:
     run = stuck(launch, spec)
     assert len(processes(token)) >= 3
@@ -32,8 +36,7 @@ def test_the_launcher_is_killed(launch: Callable[..., Launched], token: str, spe
     wait_until(lambda: not processes(token), GONE_WITHIN_S, "nobody left")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", FAULTS)
+@faults("stop@step=5")
 def test_ctrl_c_twice(launch: Callable[..., Launched], token: str, spec: str) -> None:
     run = stuck(launch, spec)
     asked = time.monotonic()

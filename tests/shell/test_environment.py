@@ -1,5 +1,5 @@
-"""The environment .venv, really made: real scripts, venv and pip; small packages instead of the gigabytes, except in the
-two tests at the end. Which Python is chosen, and when, is in python.bats."""
+"""The environment .venv, really made: real scripts, venv and pip; small packages instead of the gigabytes.
+Which Python is chosen, and when, is in python.bats."""
 
 from __future__ import annotations
 
@@ -10,141 +10,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pexpect
 import pytest
 
-from tests.conftest import ROOT, TOKEN, processes, wait_until
+from tests.conftest import ROOT, processes, wait_until
 from tests.shell import wheels
-
-# What a start does, up to its plan; the dry run alone is answered without an environment.
-CODE = 'source lib/init.sh; python::find || venv::make; run::plan "$@"'
-START = ["bash", "-c", CODE, "train_dual_gpu.sh", "configs/dual_gpu/quickstart.py", "--device=cpu", "--dry_run"]
-# What the person who runs the tests has set must not decide them.
-PERSONAL = ("VIRTUAL_ENV", "CONDA_PREFIX", "TORCH_LOCAL_PATH", "PYTHONPATH", "PYTHONHOME")
-
-
-@dataclass
-class Done:
-    code: int
-    out: str
-    err: str
-    seconds: float
-
-
-@dataclass
-class User:
-    """A person with a fresh copy of the project and a certain Python on PATH."""
-
-    folder: Path
-    env: dict[str, str]
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
-
-    @property
-    def venv(self) -> Path:
-        return self.folder / ".venv"
-
-    def start(self, *command: str, **env: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            command or START,
-            cwd=self.folder,
-            env=self.env | env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.started.append(process)
-        return process
-
-    def run(self, *command: str, **env: str) -> Done:
-        begin = time.monotonic()
-        process = self.start(*command, **env)
-        out, err = process.communicate(timeout=200)
-        return Done(process.returncode, out, err, time.monotonic() - begin)
-
-    def plan(self, **env: str) -> Done:
-        """A start that must come to its plan."""
-        done = self.run(**env)
-        assert done.code == 0, done.err
-        assert done.out.startswith("Plan (dry run"), done.out
-        return done
-
-    def installed(self) -> dict[str, str]:
-        code = "from importlib import metadata as m; [print(d.name, d.version) for d in m.distributions()]"
-        listed = subprocess.run([self.venv / "bin/python", "-I", "-c", code], capture_output=True, text=True, check=True).stdout
-        return dict(line.split() for line in listed.splitlines())
-
-
-@pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the small wheels, and the lock file that wants them."""
-    folder = tmp_path_factory.mktemp("wheels")
-    (folder / "requirements.lock").write_text(wheels.write_all(folder))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python that has pip and nothing else, as on a fresh machine."""
-    folder = tmp_path_factory.mktemp("base")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    return folder
-
-
-@pytest.fixture
-def new_user(project: Path, tmp_path: Path, token: str) -> Callable[[Path], User]:
-    """Make a user whose `python3` is that of this environment."""
-
-    def make(python: Path) -> User:
-        folder = tmp_path / "my user's work" / "du et"
-        shutil.copytree(project, folder, ignore=lambda where, _: (".venv", ".venv.lock") if where == str(project) else ())
-        env = {k: v for k, v in os.environ.items() if k not in PERSONAL and not k.startswith("DUET_")}
-        (tmp_path / "tmp").mkdir()  # a killed pip leaves folders there
-        path = [str(python / "bin"), *(p for p in os.environ["PATH"].split(":") if not os.access(f"{p}/uv", os.X_OK))]
-        return User(folder, env | {TOKEN: token, "TMPDIR": str(tmp_path / "tmp"), "PATH": ":".join(path)})
-
-    return make
-
-
-@pytest.fixture
-def user(new_user: Callable[[Path], User], base: Path, index: Path) -> Iterator[User]:
-    """A user for whom the small packages are all there is."""
-    someone = new_user(base)
-    shutil.copy(index / "requirements.lock", someone.folder)
-    someone.env = {k: v for k, v in someone.env.items() if not k.startswith(("PIP_", "UV_"))} | {
-        "PIP_CONFIG_FILE": os.devnull,
-        "PIP_NO_INDEX": "1",
-        "PIP_NO_CACHE_DIR": "1",
-        "PIP_FIND_LINKS": str(index),
-        "NO_PROXY": "127.0.0.1",
-    }
-    yield someone
-    for process in someone.started:  # a failed test may leave one: it is ended, its pipes are closed
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def python_without(folder: Path, *modules: str) -> Path:
-    """A Python without pip that can not import these modules either."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    site = next(folder.glob("lib/python3*/site-packages"))
-    (site / "sitecustomize.py").write_text(
-        "import sys\nclass Missing:\n    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name in {modules!r}:\n            raise ModuleNotFoundError(f'No module named {{name!r}}')\n"
-        "sys.meta_path.insert(0, Missing())\n"
-    )
-    return folder
-
-
-def names(user: User) -> set[str]:
-    return set(user.installed())
+from tests.shell.first_user import START, User, names, python_without
 
 
 @pytest.fixture
@@ -276,6 +149,7 @@ def test_the_first_run_makes_it_and_the_second_uses_it(user: User) -> None:
     assert not (user.folder / "experiments").exists() and [p.name for p in (user.folder / "logs").iterdir()] == [".gitkeep"]
 
 
+@pytest.mark.slow
 def test_another_lock_file_makes_it_again_and_nothing_old_stays(user: User, index: Path) -> None:
     user.plan()
     lock = user.folder / "requirements.lock"
@@ -285,6 +159,7 @@ def test_another_lock_file_makes_it_again_and_nothing_old_stays(user: User, inde
     assert user.installed()["tqdm"] == "5.0" and "wandb" not in user.installed()
 
 
+@pytest.mark.slow
 def test_a_python_that_is_gone_or_has_become_another(user: User) -> None:
     """After an upgrade of the system: the stamp is right, the interpreter is not."""
     user.plan()
@@ -313,7 +188,9 @@ def test_a_package_that_is_not_to_be_had(user: User) -> None:
     user.plan()
 
 
-@pytest.mark.parametrize("victim", ["the script", "its group", "environment.py", "pip"])
+@pytest.mark.parametrize(
+    "victim", ["the script", *(pytest.param(victim, marks=pytest.mark.soak) for victim in ("its group", "environment.py", "pip"))]
+)
 def test_kill_9_in_the_middle(user: User, index: Path, token: str, victim: str) -> None:
     """Nobody goes on installing behind our back, and the next run begins again."""
     with wheels.Index(index, gated="wandb") as slow:
@@ -334,6 +211,7 @@ def test_kill_9_in_the_middle(user: User, index: Path, token: str, victim: str) 
     assert names(user) == set(wheels.PACKAGES)
 
 
+@pytest.mark.slow
 def test_kill_9_while_packages_are_copied(user: User) -> None:
     """Half of the packages are there, bin/python too; only the stamp tells that it is not whole."""
     user.plan()
@@ -343,6 +221,7 @@ def test_kill_9_while_packages_are_copied(user: User) -> None:
     assert next(user.venv.glob("lib/python3*/site-packages/wandb")).is_dir()
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_middle(user: User, index: Path, token: str) -> None:
     with wheels.Index(index, gated="wandb") as slow:
         process = user.start(PIP_FIND_LINKS=slow.url)
@@ -356,6 +235,7 @@ def test_ctrl_c_in_the_middle(user: User, index: Path, token: str) -> None:
     user.plan()
 
 
+@pytest.mark.slow
 def test_two_first_runs_at_once(user: User, index: Path) -> None:
     with wheels.Index(index, gated="wandb") as slow:
         first = user.start(PIP_FIND_LINKS=slow.url)
@@ -375,7 +255,7 @@ def test_two_first_runs_at_once(user: User, index: Path) -> None:
     assert slow.downloads["torch"] == slow.downloads["wandb"] == 1, "the second installed nothing"
 
 
-@pytest.mark.parametrize("pip", ["none", "too old"])
+@pytest.mark.parametrize("pip", [pytest.param("none", marks=pytest.mark.slow), pytest.param("too old", marks=pytest.mark.soak)])
 def test_a_python_without_a_usable_pip(user: User, tmp_path: Path, pip: str) -> None:
     """The environment gets a pip of its own from ensurepip."""
     bare = python_without(tmp_path / "bare")
@@ -396,35 +276,7 @@ def test_a_python_without_venv(user: User, tmp_path: Path) -> None:
     assert "`python3 -m venv` failed (try: apt-get install python3-venv) (exit 3)" in done.err
 
 
-def test_a_system_torch_is_used_and_not_downloaded(user: User, tmp_path: Path) -> None:
-    """An image that brings torch: .venv sees it, pip is not asked for another one."""
-    site = tmp_path / "system"
-    wheels.unpack(site, wheels.fake_torch("2.11.0+vendor") | wheels.metadata_files("torch", "2.11.0+vendor"))
-    (tmp_path / "bin").mkdir()
-    python = tmp_path / "bin/python3"
-    real = Path(sys.executable).resolve()  # no environment: the Python that has system packages
-    python.write_text(f"#!/bin/sh\nPYTHONPATH='{site}' exec '{real}' \"$@\"\n")
-    python.chmod(0o755)
-    done = user.plan(PATH=f"{python.parent}:{user.env['PATH']}")
-    assert f"torch 2.11 of {real} is used (system site packages)" in done.err
-    assert "include-system-site-packages = true" in (user.venv / "pyvenv.cfg").read_text()
-    assert "torch==" not in (user.venv / "requirements.txt").read_text()
-    assert not list(user.venv.glob("lib/python3*/site-packages/torch*"))
-    assert list(user.venv.glob("lib/python3*/site-packages/wandb"))
-
-
-def test_an_old_system_torch_is_not_used(user: User, tmp_path: Path) -> None:
-    site = tmp_path / "system"
-    wheels.unpack(site, wheels.fake_torch("2.8.0"))
-    (tmp_path / "bin").mkdir()
-    python = tmp_path / "bin/python3"
-    python.write_text(f"#!/bin/sh\nPYTHONPATH='{site}' exec '{Path(sys.executable).resolve()}' \"$@\"\n")
-    python.chmod(0o755)
-    user.plan(PATH=f"{python.parent}:{user.env['PATH']}")
-    assert user.installed()["torch"] == wheels.TORCH
-    assert "include-system-site-packages = false" in (user.venv / "pyvenv.cfg").read_text()
-
-
+@pytest.mark.slow
 def test_what_the_user_has_on_pythonpath_or_wants_of_pip_does_not_count(user: User, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     wheels.unpack(mine, wheels.metadata_files("tqdm", "4.0"))
@@ -432,6 +284,7 @@ def test_what_the_user_has_on_pythonpath_or_wants_of_pip_does_not_count(user: Us
     assert "tqdm" in names(user)
 
 
+@pytest.mark.slow
 def test_a_venv_on_another_disk_stays_there(user: User, tmp_path: Path) -> None:
     large = tmp_path / "large disk"
     large.mkdir()
@@ -467,6 +320,7 @@ def test_without_a_lock_file_the_old_environment_stays(user: User) -> None:
     assert names(user) == set(wheels.PACKAGES)
 
 
+@pytest.mark.slow
 def test_what_is_lost_is_noticed_and_made_again(user: User) -> None:
     user.plan()
     site = next(user.venv.glob("lib/python3*/site-packages"))
@@ -478,6 +332,7 @@ def test_what_is_lost_is_noticed_and_made_again(user: User) -> None:
     assert user.plan().err == ""
 
 
+@pytest.mark.slow
 def test_another_user_who_may_only_read(user: User) -> None:
     if os.getuid() != 0:
         pytest.skip("needs root, to become another user")
@@ -514,81 +369,3 @@ def test_a_folder_that_can_not_be_written(user: User) -> None:
     done = user.run()
     assert done.code == 3
     assert "the environment could not be made: [Errno" in done.err and "Traceback" not in done.err
-
-
-def test_an_own_build_of_torch(user: User, tmp_path: Path) -> None:
-    """TORCH_LOCAL_PATH: all but torch is installed, and torch comes from there."""
-    local = tmp_path / "my build"
-    wheels.unpack(local, wheels.fake_torch("2.14.0a0+mine"))
-    user.plan(TORCH_LOCAL_PATH=str(local))
-    assert names(user) == set(wheels.PACKAGES) - {"torch"}
-    code = 'source lib/init.sh; python::ensure; "$PYTHON" -c "import torch; print(torch.__version__, torch.__file__)"'
-    done = user.run("bash", "-c", code, TORCH_LOCAL_PATH=str(local))
-    assert done.out == f"2.14.0a0+mine {local}/torch/__init__.py\n", done.err
-
-
-def missing(base: Path, *folders: Path) -> tuple[int, str]:
-    """What lib/environment.py reports of an active environment whose packages are in these folders."""
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
-    command = [base / "bin/python", ROOT / "lib/environment.py", "missing", base]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
-    return done.returncode, done.stdout
-
-
-def test_what_an_active_environment_lacks(base: Path, tmp_path: Path) -> None:
-    others, torch = tmp_path / "others", tmp_path / "torch"
-    assert missing(base)[0] == 1
-    assert missing(base)[1] == "no torch (2.9 or newer is needed), no numpy, no psutil, no nvidia-ml-py, no tqdm\n"
-    # With torch, the command that brings the small packages; nothing optional is asked for.
-    wheels.unpack(torch, wheels.fake_torch("2.9.0"))
-    wheels.unpack(others, {f"{module}/__init__.py": b"" for module in ("numpy", "psutil")})
-    code, text = missing(base, others, torch)
-    assert code == 3
-    assert text.splitlines()[0] == "no nvidia-ml-py, no tqdm"
-    assert text.splitlines()[1] == f"    try:     {base}/bin/python -m pip install nvidia-ml-py tqdm"
-    wheels.unpack(others, {f"{module}/__init__.py": b"" for module in ("pynvml", "tqdm")})
-    # An own build has no package metadata beside it.
-    for version, answer in {"2.8.0": "torch 2.8 (2.9 or newer is needed)\n", "2.9.0": "", "2.10.0a0+git": "", "3.0": ""}.items():
-        shutil.rmtree(torch, ignore_errors=True)
-        wheels.unpack(torch, wheels.fake_torch(version))
-        assert missing(base, others, torch) == (int(bool(answer)), answer), version
-
-
-@pytest.fixture
-def on_this_machine(new_user: Callable[[Path], User], base: Path) -> User:
-    """A user with this machine's own settings of pip, and the real lock file."""
-    return new_user(base)
-
-
-@pytest.mark.slow
-def test_the_real_installation(on_this_machine: User) -> None:
-    user = on_this_machine
-    first = user.plan()
-    second = user.plan()
-    assert second.err == "" and second.seconds < 3.0, "nothing is installed again"
-    print(f"first run {first.seconds:.1f} s, second {second.seconds:.2f} s")
-    lacking = subprocess.run(
-        [user.venv / "bin/python", user.folder / "lib/environment.py", "missing"], capture_output=True, text=True, check=False
-    )
-    assert (lacking.returncode, lacking.stdout) == (0, "")
-    # What is locked fits together.
-    pip = [user.env["PATH"].partition(":")[0] + "/python3", "-m", "pip", "--python", str(user.venv / "bin/python"), "check"]
-    assert user.run(*pip).code == 0
-
-
-@pytest.mark.slow
-def test_the_real_torch_as_an_own_build(on_this_machine: User, tmp_path: Path) -> None:
-    """What torch needs beside itself comes from the lock file."""
-    user, local = on_this_machine, tmp_path / "my build"
-    local.mkdir()
-    site = next((ROOT / ".venv").glob("lib/python3*/site-packages"))
-    if not (site / "torch").is_dir():
-        pytest.skip("the tested environment has no torch of its own")
-    for name in ("torch", "torchgen", "functorch"):  # side by side in a build of PyTorch too
-        (local / name).symlink_to(site / name)
-    user.plan(TORCH_LOCAL_PATH=str(local))
-    code = 'source lib/init.sh; python::ensure; "$PYTHON" -c "import torch; torch.ones(1).sum(); print(torch.__file__)"'
-    done = user.run("bash", "-c", code, TORCH_LOCAL_PATH=str(local))
-    assert done.out == f"{local}/torch/__init__.py\n", done.err
-    assert not list(user.venv.glob("lib/python3*/site-packages/torch"))

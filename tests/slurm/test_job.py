@@ -34,6 +34,7 @@ def test_plain_sbatch_from_the_project(user: User) -> None:
     assert (user.run().path / "code/submit_job.sh").is_file()
 
 
+@pytest.mark.soak
 def test_plain_sbatch_from_another_folder_finds_the_project(user: User, tmp_path: Path) -> None:
     (tmp_path / "elsewhere/logs").mkdir(parents=True)
     script = str(user.project / "submit_job.sh")
@@ -44,6 +45,7 @@ def test_plain_sbatch_from_another_folder_finds_the_project(user: User, tmp_path
     assert sorted(losses(user.run())) == list(range(1, 13)), "the run is in the project"
 
 
+@pytest.mark.soak
 def test_a_copy_of_the_script_elsewhere_finds_the_project_where_it_was_submitted(user: User, tmp_path: Path) -> None:
     copy = tmp_path / "my job.sh"
     copy.write_text((user.project / "submit_job.sh").read_text())
@@ -71,13 +73,14 @@ def test_plain_sbatch_says_what_is_missing(user: User) -> None:
     assert user.runs == []
 
 
+@pytest.mark.soak
 def test_the_number_of_gpus_is_the_number_of_ranks(user: User) -> None:
     job = user.sbatch("--gres=gpu:1", args=(CONFIG, *FLAGS))
     user.end(job)
     assert (read_json(user.run().plan) or {})["ranks"] == 1
 
 
-@pytest.mark.parametrize("plain", [False, True], ids=["submitted by us", "sbatch"])
+@pytest.mark.parametrize("plain", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["submitted by us", "sbatch"])
 def test_the_signal_before_the_time_limit_saves_requeues_and_resumes_exactly(user: User, whole: RunDir, plain: bool) -> None:
     job = user.sbatch("--gres=none", args=("--ranks_per_node=2", CONFIG, *LONG)) if plain else user.submit(flags=LONG)
     user.wait_log(job, "Iter: 5,")
@@ -93,6 +96,7 @@ def test_the_signal_before_the_time_limit_saves_requeues_and_resumes_exactly(use
     assert len([r for r in read_records(run.metrics) if "loss" in r]) == LONG_STEPS, "no step twice"
 
 
+@pytest.mark.soak
 def test_the_time_limit_itself(user: User) -> None:
     """SLURM sends the signal by itself; it looks once a minute or so, hence the long wait."""
     job = user.submit("--time=2", "--signal=USR1@110", flags=ENDLESS)
@@ -101,6 +105,7 @@ def test_the_time_limit_itself(user: User) -> None:
     assert "DUE TO TIME LIMIT" not in user.log(job)
 
 
+@pytest.mark.soak
 def test_preemption_requeues_and_resumes_exactly(user: User, whole: RunDir) -> None:
     """`scontrol requeue` does what preemption with PreemptMode=REQUEUE does: TERM, and SLURM itself starts the job again."""
     job = user.submit(flags=LONG)
@@ -136,6 +141,7 @@ def test_a_failure_is_not_requeued_and_the_job_has_our_exit_code(user: User, tmp
     assert f"go on: ./submit_job.sh --gres=none --ranks_per_node=2 --resume={user.run().name}" in user.log(job)
 
 
+@pytest.mark.soak
 def test_a_job_that_may_not_be_requeued_says_how_to_go_on_and_that_works(user: User, whole: RunDir) -> None:
     job = user.submit("--no-requeue", "--run_name=cut", flags=LONG)
     user.wait_log(job, "Iter: 5,")
@@ -149,6 +155,7 @@ def test_a_job_that_may_not_be_requeued_says_how_to_go_on_and_that_works(user: U
     assert (user.run().path / "code_2/submit_job.sh").is_file(), "a later submission has its own code"
 
 
+@pytest.mark.soak
 def test_no_progress_is_not_repeated_for_ever(user: User) -> None:
     """A time limit shorter than what the start takes."""
     job = user.submit()

@@ -30,6 +30,7 @@ def test_two_nodes_train_one_run(user: User) -> None:
     assert sorted(losses(run)) == list(range(1, 13))
 
 
+@pytest.mark.soak
 def test_two_nodes_go_on_exactly_after_the_signal(user: User, whole: RunDir) -> None:
     job = user.submit(TWO, ranks=1, flags=LONG)
     user.wait_log(job, "Iter: 5,")
@@ -38,6 +39,7 @@ def test_two_nodes_go_on_exactly_after_the_signal(user: User, whole: RunDir) -> 
     assert losses(user.run()) == losses(whole), "nor does it matter that the two ranks are on two nodes"
 
 
+@pytest.mark.soak
 def test_two_nodes_plain_sbatch_and_preemption(user: User, whole: RunDir) -> None:
     job = user.sbatch(TWO, "--gres=none", args=("--ranks_per_node=1", CONFIG, *LONG))
     user.wait_log(job, "Iter: 5,")
@@ -46,6 +48,7 @@ def test_two_nodes_plain_sbatch_and_preemption(user: User, whole: RunDir) -> Non
     assert losses(user.run()) == losses(whole)
 
 
+@pytest.mark.soak
 def test_a_failure_on_one_node_ends_the_job_with_its_cause(user: User, tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site/sitecustomize.py").write_text(in_forward(3, 5, "raise ValueError('planted')"))
@@ -57,6 +60,7 @@ def test_a_failure_on_one_node_ends_the_job_with_its_cause(user: User, tmp_path:
     assert f"SLURM job {job} is not requeued: a rank failed" in user.log(job)
 
 
+@pytest.mark.soak
 def test_a_killed_launcher_on_one_node_ends_the_other(user: User, token: str) -> None:
     job = user.submit(TWO, flags=ENDLESS)
     user.wait_log(job, "Iter: 5,")
@@ -67,6 +71,7 @@ def test_a_killed_launcher_on_one_node_ends_the_other(user: User, token: str) ->
     assert "is not requeued" in user.log(job)
 
 
+@pytest.mark.soak
 def test_scancel_leaves_nothing_on_either_node(user: User, token: str) -> None:
     job = user.submit(TWO, flags=ENDLESS)
     user.wait_log(job, "Iter: 5,")
@@ -79,10 +84,10 @@ def test_scancel_leaves_nothing_on_either_node(user: User, token: str) -> None:
 @pytest.mark.parametrize(
     ("tasks", "command"),
     [
-        (("--ntasks=2",), (".venv/bin/python", "-u", "train.py")),
-        (("--nodes=1", "--ntasks-per-node=2"), ("./launch_train.sh", "2")),
+        pytest.param(("--ntasks=2",), (".venv/bin/python", "-u", "train.py"), marks=pytest.mark.soak),
+        pytest.param(("--nodes=1", "--ntasks-per-node=2"), ("./launch_train.sh", "2"), marks=pytest.mark.soak),
         (("--nodes=2", "--ntasks-per-node=1"), ("./launch_train.sh", "1")),
-        (("--ntasks=2", "--gpus-per-task=1"), (".venv/bin/python", "-u", "train.py")),
+        pytest.param(("--ntasks=2", "--gpus-per-task=1"), (".venv/bin/python", "-u", "train.py"), marks=pytest.mark.soak),
     ],
     ids=["train.py", "launcher in a task for each rank", "launcher in a task for each node", "a GPU for each task"],
 )
@@ -96,6 +101,7 @@ def test_srun_without_submit_job(user: User, tasks: tuple[str, ...], command: tu
     assert "SLURM_STEP_ID" in said, "it says what it goes by"
 
 
+@pytest.mark.soak
 def test_srun_tells_a_mistake_once(user: User) -> None:
     done = user.call("srun", "--ntasks=2", ".venv/bin/python", "-u", "train.py", CONFIG, *FLAGS, "--depht=3")
     assert done.returncode == 2 and done.stderr.count("--depht is not a known flag") == 1, done.stderr

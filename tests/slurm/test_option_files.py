@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 KEY = secrets.token_hex(20)  # in no file: the project, with its tests, is frozen too
 
 
+@pytest.mark.soak
 def test_an_option_file_trains_as_a_job(user: User) -> None:
     video = user.project / "data/a video"
     command = [sys.executable, "-m", "training.tasks.make_blur_video", str(video), "--clips=2", "--frames=6", "--size=64"]

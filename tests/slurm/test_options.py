@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import each
 from tests.conftest import ROOT
 from training.config.flags import ACTIONS
 from training.config.schema import FIELDS
@@ -53,7 +54,7 @@ def test_more_options_for_sbatch() -> None:
     assert options.nodes(line, SCRIPT) == 3
 
 
-@pytest.mark.parametrize(
+@each(
     ("word", "what"),
     [
         ("--sbatch=-N 2", "--sbatch holds '-N'"),
@@ -97,7 +98,7 @@ def test_the_short_options_of_sbatch() -> None:
     assert line.training == ["c.py"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("typed", "ranks"),
     [
         ([], 2),

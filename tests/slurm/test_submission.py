@@ -147,6 +147,7 @@ def test_an_allocation_around_it_does_not_limit_the_job(user: User) -> None:
     assert user.slurm.facts(job)["NumTasks"] == "1"
 
 
+@pytest.mark.soak
 def test_the_job_has_the_environment_of_its_submission(user: User, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(user.project / ".venv", other, symlinks=True)
@@ -158,6 +159,7 @@ def test_the_job_has_the_environment_of_its_submission(user: User, tmp_path: Pat
     assert not (user.project / ".venv").exists() and "making the environment" not in user.log(job)
 
 
+@pytest.mark.soak
 def test_the_job_has_the_own_build_of_pytorch_of_its_submission(user: User, tmp_path: Path) -> None:
     import torch
 

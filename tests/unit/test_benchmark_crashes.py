@@ -14,6 +14,7 @@ import pytest
 from benchmarks import crash_moments as moments
 from benchmarks import crash_proof as proof
 from benchmarks.crash_report import LOST, Tally, report
+from tests.cases import each
 from training.core import manifest
 from training.core.rundir import RunDir, append_json, write_json
 
@@ -144,7 +145,7 @@ def test_phases_that_were_seldom_hit_come_first() -> None:
     assert drawn == {"gather state", "reduce", moments.WRITING, moments.REMOVING}
 
 
-@pytest.mark.parametrize(
+@each(
     ("phase", "steps_on", "origin", "first"),
     [
         ("forward", 3, 20, 23),

@@ -85,6 +85,7 @@ def test_batches_are_whole_sequences_with_their_next_tokens(shard: Path) -> None
     assert all(torch.equal(a[0], b[0]) for a, b in zip(batches, parts.loader(job(shard)), strict=True))
 
 
+@pytest.mark.slow
 def test_the_bare_loop_trains(shard: Path) -> None:
     from benchmarks.contenders import bare
 

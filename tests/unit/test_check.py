@@ -203,12 +203,16 @@ def test_the_block_to_paste_says_what_matters_and_not_who(
 # ── the measurement itself ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("blocks", "chunks"), [(0, 1), (2, 1), (5, 1), (6, 4)])
+@pytest.mark.parametrize(
+    ("blocks", "chunks"),
+    [pytest.param(2, 1, marks=pytest.mark.slow), *(pytest.param(*one, marks=pytest.mark.soak) for one in ((0, 1), (5, 1), (6, 4)))],
+)
 def test_the_extrapolation_is_the_whole_model_s_peak(blocks: int, chunks: int) -> None:
     load = replace(LOAD, depth=6, sequences=4, seq_len=256, blocks=blocks, chunks=chunks)
     assert fake_memory.peak(load) == pytest.approx(fake_memory.step_peak(load, 6 - blocks, blocks), rel=0.005)
 
 
+@pytest.mark.slow
 def test_it_sees_what_the_settings_save() -> None:
     load = replace(LOAD, depth=8, sequences=4, seq_len=512, vocab=8192)
     plain, parts = fake_memory.peak(load), fake_memory.peak(replace(load, chunks=8))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each
 from tests.conftest import ROOT
 
 # Every program of the package; -S: nothing is installed.
@@ -33,7 +34,7 @@ def test_there_are_programs() -> None:
     } <= set(PROGRAMS)
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@each("program", PROGRAMS)
 def test_help_of_every_program(program: str) -> None:
     done = bare(program, "--help")
     assert (done.returncode, done.stderr) == (0, "")

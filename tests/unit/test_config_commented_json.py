@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import each
 from training.config.jsonc import MAX_DEPTH, JsoncError, Keys, parse, short, spelled, without_comments
 
 KAIR = sorted((Path(__file__).resolve().parents[1] / "fixtures/kair/options").glob("*/*.json"))
@@ -60,7 +61,7 @@ def made(random: random.Random, depth: int = 0) -> Any:
     return [True, None, random.choice(WORDS), random.randrange(-(10**12), 10**12), random.uniform(-1, 1) * 1e-7, 0.5][kind]
 
 
-@pytest.mark.parametrize("seed", range(200))
+@each("seed", range(200))
 def test_what_is_written_is_read_with_the_line_of_every_key(seed: int) -> None:
     value = made(random.Random(seed))
     writer = Writer(random.Random(seed))
@@ -72,7 +73,7 @@ def test_what_is_written_is_read_with_the_line_of_every_key(seed: int) -> None:
     assert len(without_comments(writer.text)) == len(writer.text)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@each("seed", range(200))
 def test_a_damaged_text_is_refused_where_json_refuses_it(seed: int) -> None:
     """Cut, with a character too many or too few: an answer, and the same as json's to the question whether it is JSON."""
     source = random.Random(seed)
@@ -94,7 +95,7 @@ def test_a_damaged_text_is_refused_where_json_refuses_it(seed: int) -> None:
                 assert wrong.message == "the number is too large"
 
 
-@pytest.mark.parametrize("path", KAIR, ids=lambda p: p.stem)
+@each("path", KAIR, ids=lambda p: p.stem)
 def test_kairs_own_files_as_kair_reads_them(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     document = parse(text)
@@ -109,7 +110,7 @@ def test_two_slashes_within_quotes_are_no_comment() -> None:
     assert parse(text).value == {"url": "https://a//b", "path": "//x/y", "q": '"//'}
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "line", "column", "message"),
     [
         ("", 1, 1, "nothing is in it"),

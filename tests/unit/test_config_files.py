@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import only
 from training.config.loader import load
 from training.core.errors import Problem
@@ -60,7 +61,7 @@ def test_an_empty_config_is_a_config(text: str, write: Write) -> None:
 MARK = "open('marker', 'w')"
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         "import os",

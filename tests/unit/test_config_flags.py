@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import only, wrong
 from training.config import meant
 from training.config.flags import SWITCHES, CommandLine, parse
@@ -56,8 +57,8 @@ def test_ways_to_switch(argv: list[str], text: str) -> None:
     assert texts(*argv)["persistent_workers"] == text
 
 
-@pytest.mark.parametrize("word", ["true", "True", "yes", "on", "1"])
-@pytest.mark.parametrize(("other", "value"), [("", True), ("not", False)])
+@each("word", ["true", "True", "yes", "on", "1"])
+@each(("other", "value"), [("", True), ("not", False)])
 def test_words_for_true_and_false(word: str, other: str, value: bool) -> None:
     opposite = {"true": "false", "True": "False", "yes": "no", "on": "off", "1": "0"}
     text = opposite[word] if other else word

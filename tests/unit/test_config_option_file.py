@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import ROOT, clean_environment, only
 from training.config import resolve
 from training.config.flags import CommandLine
@@ -21,7 +22,7 @@ from training.config.schema import FIELDS
 from training.core.errors import Problem
 from training.tasks.video_restoration.kair import keys
 from training.tasks.video_restoration.kair.keys import KEYS, leaf
-from training.tasks.video_restoration.kair.loader import api_key, is_option_file, load
+from training.tasks.video_restoration.kair.loader import is_option_file, load
 from training.tasks.video_restoration.options import NAME as VIDEO
 from training.tasks.video_restoration.options import VideoOptions
 
@@ -185,7 +186,7 @@ def test_the_title_is_a_name_for_a_folder() -> None:
 # What is answered.
 
 
-@pytest.mark.parametrize("path", KAIR, ids=lambda p: p.stem)
+@each("path", KAIR, ids=lambda p: p.stem)
 def test_kairs_own_files_get_one_report_with_everything_in_it(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert is_option_file(text)
@@ -241,7 +242,7 @@ def test_the_vocabulary_of_files_with_spikes() -> None:
     assert only(read(tree).problems).what == 'netG.net_type is "vrt" (o.json:37): that network is with KAIR\'s own program, not here'
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "what", "fix"),
     [
         ({"train__total_itr": 5}, "train.total_itr is no key of an option file (o.json:16)", "train.total_iter"),
@@ -322,9 +323,7 @@ def test_the_order_of_samples_is_always_drawn() -> None:
     assert read(small(datasets__train__dataloader_shuffle=True)).notes == []
 
 
-@pytest.mark.parametrize(
-    "text", ["[]", "3", '"x"', "null", "{", "", "\ufeff", '{"a": NaN}', "{" * 5000, '{"train": {"total_iter": 1e999}}']
-)
+@each("text", ["[]", "3", '"x"', "null", "{", "", "\ufeff", '{"a": NaN}', "{" * 5000, '{"train": {"total_iter": 1e999}}'])
 def test_what_is_no_option_file_is_a_problem_and_no_crash(text: str) -> None:
     loaded = read(text)
     assert only(loaded.problems).what.startswith("o.json")
@@ -351,7 +350,7 @@ def test_names_from_a_file_are_shown_as_text() -> None:
 # Is it one?
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         ('{"depth": 12}', False),
@@ -377,85 +376,6 @@ def test_a_tree_is_asked_too() -> None:
     assert is_option_file(SMALL)
     assert not is_option_file({"depth": 12})
     assert not is_option_file([SMALL])
-
-
-# Secrets.
-
-
-def test_a_key_is_given_out_by_its_own_function_alone(tmp_path: Path) -> None:
-    path = tmp_path / "o.json"
-    path.write_text(json.dumps(small(logging__use_wandb=True, logging__wandb_api_key=f" {KEY} ")) + "// end", encoding="utf-8")
-    loaded = load(path, path.read_text(encoding="utf-8"))
-    assert loaded.problems == []
-    assert api_key(path) == KEY
-    assert KEY not in said(loaded)
-    assert only(loaded.notes).startswith(f"the W&B key in {path}:1 is used and written nowhere")
-
-
-@pytest.mark.parametrize("held", ["", "  ", None, 5, {"a": KEY}, [KEY]])
-def test_what_is_no_key_is_none(held: Any, tmp_path: Path) -> None:
-    path = tmp_path / "o.json"
-    tree = small(logging__wandb_api_key=held)
-    path.write_text(json.dumps(tree), encoding="utf-8")
-    assert api_key(path) is None
-    loaded = read(tree)
-    assert KEY not in said(loaded)
-    assert len(loaded.problems) == (held is not None and not isinstance(held, str))
-
-
-def test_no_key_of_a_file_that_can_not_be_read(tmp_path: Path) -> None:
-    assert api_key(tmp_path / "none.json") is None
-    for content in (b"{", b"\xff\xfe", b"[1]", b'{"logging": 5}', b""):
-        (tmp_path / "o.json").write_bytes(content)
-        assert api_key(tmp_path / "o.json") is None
-
-
-PLAIN = "correct-horse-battery"  # a key that no pattern would know
-
-
-@pytest.mark.parametrize("secret", [KEY, PLAIN])
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"logging": {"wandb_api_key": "SECRET" "a": 1}}',
-        '{"logging": {"wandb_api_key": "SECRET}}',
-        '{"logging": {"wandb_api_key": SECRET}}',
-        '{"logging": {"wandb_api_key":\n\n // the key\n SECRET}}',
-        '{"logging": {"wandb_api_key": [\n "x",\n "SECRET" "y"]}}',
-        '{"logging": {"wandb_api_key" "SECRET"}}',
-        '{"logging": {"wandb_apikey": "SECRET",}}',
-        '{"logging": {"WANDB_KEY": "SECRET", "x" 1}}',
-        '{"logging": {"wandb_api_key": "SECRET", "wandb_api_key": "SECRET"}}',
-        '{"logging": {"wandb_apikey": "SECRET"}}',
-        '{"wandb_api_key": "SECRET"}',
-        '{"loging": {"wandb_api_key": "SECRET"}}',
-        '{"logging": {"wandb_api_key": {"SECRET": "SECRET"}}}',
-        '{"logging": {"logfire_token": "SECRET", "swanlab_api_key": "SECRET", "use_swanlab": true}}',
-        '{"train": {"E_decay": {"wandb_api_key": "SECRET"}, "fix_keys": [{"key": "SECRET"}], "fix_iter": 5}}',
-        '{"gpu_ids": {"wandb_api_key": "SECRET"}, "n_channels": ["SECRET", {"x": 1}]}',
-        '{"logging": [{"wandb_api_key": "SECRET"}]}',
-    ],
-)
-def test_a_key_is_never_shown_whatever_is_wrong_with_it(text: str, secret: str) -> None:
-    loaded = read(text.replace("SECRET", secret))
-    assert secret not in said(loaded)
-
-
-ODD = [True, -1, 0.5, 10**17, 1e300, "", "x\0y", "\x1b[2J", [], ["a", None], [1, [2]], {}, {"note": PLAIN}, [{"a": PLAIN}]]
-
-
-@pytest.mark.parametrize("dotted", [*sorted(KEYS), *sorted(keys.SECTIONS), "duet.device", "unknown"])
-def test_any_value_of_any_key_has_an_answer(dotted: str) -> None:
-    """No crash, nothing that a screen takes for a command, and nothing of what is within objects."""
-    for odd in ODD:
-        for also in ({}, {"scale": 1, "datasets__train__spike_channels": 1, "train__fix_iter": 5, "datasets__train__name": "REDS"}):
-            loaded = read(small(**also | {dotted.replace(".", "__"): odd}))
-            resolved = resolve.resolve(CommandLine(), loaded.values, {}, fields=KNOWN)
-            told = [line for problem in loaded.problems for line in problem.lines()] + [*loaded.notes, loaded.title]
-            assert all(line.isprintable() for line in told)
-            assert PLAIN not in said(loaded)
-            assert set(loaded.values) <= set(KNOWN)
-            assert all(problem.what for problem in resolved.problems)
 
 
 # The house.

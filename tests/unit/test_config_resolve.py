@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import only
 from training.config.flags import parse
 from training.config.loader import Values
@@ -57,7 +58,7 @@ def test_the_origin_of_a_flag_is_as_it_was_typed() -> None:
     assert resolved.origins["tensorboard"] == "from --no-tensorboard on the command line"
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@each("name", FIELDS)
 def test_every_field_can_be_set_by_each_source(name: str) -> None:
     default, meta = FIELDS[name].default, FIELDS[name].metadata
     other: Any
@@ -81,7 +82,7 @@ def test_every_field_can_be_set_by_each_source(name: str) -> None:
     assert getattr(accepted(merge(*extra, old={name: (other, "resumed run r1")})), name) == other
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "text"),
     [
         ("depth", "abc"),
@@ -152,7 +153,7 @@ def test_text_that_is_no_value(name: str, text: str) -> None:
         assert getattr(resolved.config, name) == FIELDS[name].default
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value", "said"),
     [
         ("depth", "12", "a str"),
@@ -206,7 +207,7 @@ def test_a_number_too_large_to_print_is_refused_too() -> None:
     assert "depth" in problem.what and "c.py:1" in problem.what
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "text", "value"),
     [
         ("depth", "1", 1),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import ROOT
 from training.config import flags, loader
 from training.config.schema import FIELDS, GROUPS, Config, describe, kind
@@ -86,7 +87,7 @@ def test_safe_defaults() -> None:
     assert (config.device, config.precision, config.seed) == ("cuda", "auto", 1337)
 
 
-@pytest.mark.parametrize("name", SURFACE.split())
+@each("name", SURFACE.split())
 def test_every_field_is_described_and_its_default_allowed(name: str) -> None:
     field = FIELDS[name]
     meta = field.metadata

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
+from tests.cases import each
 from training.config.secrets import first, problems
 
 CLEAN = [
@@ -49,13 +48,13 @@ SECRET = [
 ]
 
 
-@pytest.mark.parametrize("command", CLEAN)
+@each("command", CLEAN)
 def test_what_the_shell_fills_in_is_no_secret(command: str) -> None:
     assert first(command) == ""
     assert problems(command, "default") == []
 
 
-@pytest.mark.parametrize("command", SECRET)
+@each("command", SECRET)
 def test_a_secret_is_refused_without_being_shown(command: str) -> None:
     (problem,) = problems(command, "from --notify on the command line")
     text = "\n".join(problem.lines())

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import ENHANCED, Shell, with_flag
 from training.config.batch import Batch, split
 from training.config.schema import Config
@@ -55,8 +56,8 @@ def test_epochs_that_are_begun(total: int, epochs: int) -> None:
     assert length(24_001, BATCH, num_iterations=total).epochs == epochs
 
 
-@pytest.mark.parametrize("step", [0, 1, 99, 100, 101, 250, 299, 300])
-@pytest.mark.parametrize("config", [{"num_epochs": 3}, {"num_epochs": 3, "num_iterations": 280}, {"num_iterations": 300}])
+@each("step", [0, 1, 99, 100, 101, 250, 299, 300])
+@each("config", [{"num_epochs": 3}, {"num_epochs": 3, "num_iterations": 280}, {"num_iterations": 300}])
 def test_a_resume_with_the_same_batch_is_as_long(step: int, config: dict[str, int]) -> None:
     whole = length(24_001, BATCH, **config)
     epoch, done = divmod(step, 100)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from tests.cases import each
 from tests.unit.conftest import python
 from training.config.batch import Batch
 from training.core.errors import Exit, UserError
@@ -85,8 +86,8 @@ def test_a_sequence_may_cross_shards(size: int, data: TokenDataset, tmp_path: Pa
             parted[12]
 
 
-@pytest.mark.parametrize(("tokens", "sequences"), [(0, 0), (1, 0), (8, 0), (9, 1), (16, 1), (17, 2)])
-@pytest.mark.parametrize("size", [5, 100])
+@each(("tokens", "sequences"), [(0, 0), (1, 0), (8, 0), (9, 1), (16, 1), (17, 2)])
+@each("size", [5, 100])
 def test_the_last_target_must_be_there_too(tokens: int, sequences: int, size: int, tmp_path: Path) -> None:
     data = TokenDataset(shards(tmp_path, tokens, size), SEQ)
     assert len(data) == sequences
@@ -247,7 +248,7 @@ print("end", flush=True)
 """
 
 
-@pytest.mark.parametrize("kind", ["persistent", "not"])
+@pytest.mark.parametrize("kind", ["persistent", pytest.param("not", marks=pytest.mark.slow)])
 def test_a_program_with_living_workers_ends(kind: str, tmp_path: Path) -> None:
     (path,) = shards(tmp_path, 1000)
     done = python("-c", ENDING, str(path), kind)

@@ -9,6 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from tests.cases import each
 from training.data.permutation import EpochPermutation, digest
 
 
@@ -16,7 +17,7 @@ def whole(count: int, seed: int = 1, epoch: int = 0) -> list[int]:
     return EpochPermutation(count, seed, epoch).indices(0, count).tolist()
 
 
-@pytest.mark.parametrize("count", [*range(1, 70), 127, 128, 129, 1000, 4096, 65_537])
+@each("count", [*range(1, 70), 127, 128, 129, 1000, 4096, 65_537])
 def test_every_sequence_once(count: int) -> None:
     for seed, epoch in ((0, 0), (1337, 3), ((1 << 63) - 1, 10**6)):
         assert sorted(whole(count, seed, epoch)) == list(range(count))
@@ -66,8 +67,8 @@ def test_all_orders_of_a_few_are_equally_likely(count: int) -> None:
     assert chi2 < ways - 1 + 5 * math.sqrt(2 * ways)
 
 
-@pytest.mark.parametrize("count", [1000, 10_000, 99_991, 1 << 18])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@each("count", [1000, 10_000, 99_991, 1 << 18])
+@each("seed", [0, 1, 2])
 def test_neighbours_are_strangers(count: int, seed: int) -> None:
     order, places = np.array(whole(count, seed)), np.arange(count)
     limit = 5 / math.sqrt(count)

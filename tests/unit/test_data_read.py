@@ -147,7 +147,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz", "a.txt.zst"])
+@pytest.mark.parametrize("name", ["a.txt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a.jsonl.gz", "a.txt.zst"))])
 def test_memory_does_not_grow_with_the_text(name: str, write: Write, home: Path, tmp_path: Path) -> None:
     line = b'{"text": "' + b"some words " * 80 + b'"}\n'
     write(name, squeeze(name, line * 70_000))  # 62 MB

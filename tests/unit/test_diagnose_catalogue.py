@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import re2
 
+from tests.cases import each
 from training.diagnose import patterns, scan, signatures
 from training.diagnose.advice import advice, filled
 from training.diagnose.signatures import EVIDENCE, NONE, ROLES, UNKNOWN, LocalizedText, Signature
@@ -32,8 +33,7 @@ def names(text: LocalizedText) -> set[str]:
     return {name for one in (*text.en, *text.zh) for _, name, _, _ in string.Formatter().parse(one) if name}
 
 
-def each() -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("entry", ALL, ids=lambda entry: entry.id)
+each_entry = each("entry", ALL, ids=lambda entry: entry.id)
 
 
 def test_the_causes_are_those_that_others_rely_on() -> None:
@@ -44,7 +44,7 @@ def test_every_id_exists_once() -> None:
     assert len({entry.id for entry in ALL}) == len(ALL) > 350
 
 
-@each()
+@each_entry
 def test_an_entry_is_whole(entry: Signature) -> None:
     assert entry.cause in signatures.causes() and entry.role in ROLES and (entry.cause != NONE or entry.role == EVIDENCE)
     assert entry.patterns and entry.source and entry.versions
@@ -52,20 +52,20 @@ def test_an_entry_is_whole(entry: Signature) -> None:
     assert bool(entry.advice.en) == bool(entry.advice.zh)
 
 
-@each()
+@each_entry
 def test_every_pattern_has_a_sample_and_every_sample_a_pattern(entry: Signature) -> None:
     found = {pattern: [s for s in entry.samples if patterns.compiled(pattern).search(s.encode())] for pattern in entry.patterns}
     assert [pattern for pattern, samples in found.items() if not samples] == []
     assert [s for s in entry.samples if not any(s in samples for samples in found.values())] == []
 
 
-@each()
+@each_entry
 def test_a_text_asks_only_for_values_that_a_pattern_brings(entry: Signature) -> None:
     groups = {group for pattern in entry.patterns for group in re2.compile(pattern).groupindex}
     assert names(entry.says) | names(entry.advice) <= groups
 
 
-@each()
+@each_entry
 def test_an_entry_always_has_something_to_say(entry: Signature) -> None:
     for sample in entry.samples:
         known = next(m.groupdict() for p in entry.patterns if (m := re2.search(p, sample)))
@@ -73,7 +73,7 @@ def test_an_entry_always_has_something_to_say(entry: Signature) -> None:
         assert filled(entry.says, values, "en") or filled(signatures.causes()[entry.cause].title, {}, "en")
 
 
-@each()
+@each_entry
 def test_a_sample_is_recognised_as_its_own(entry: Signature) -> None:
     for sample in entry.samples:
         assert entry.id in [known.id for known in scan.recognised(sample)]
@@ -83,14 +83,14 @@ def test_no_pattern_asks_for_a_second_look_at_a_healthy_log() -> None:
     assert scan.known().candidates(HEALTHY.encode()) == []
 
 
-@each()
+@each_entry
 def test_without_re2_the_same_is_found(entry: Signature) -> None:
     slow = patterns.Slow([(entry.id, pattern) for pattern in entry.patterns])
     assert all({key for key, _ in slow.found(sample.encode())} == {entry.id} for sample in entry.samples)
     assert all(min(map(len, patterns.literals(pattern))) >= patterns.SHORTEST for pattern in entry.patterns)
 
 
-@pytest.mark.parametrize("cause", sorted(IDS))
+@each("cause", sorted(IDS))
 def test_every_cause_has_words_and_a_log(cause: str) -> None:
     known = signatures.causes()[cause]
     assert known.title.en and known.title.zh and known.source
@@ -125,8 +125,8 @@ def test_no_advice_comes_twice_in_other_words(language: str) -> None:
     assert twice == []
 
 
-@pytest.mark.parametrize("language", signatures.LANGUAGES)
-@pytest.mark.parametrize(
+@each("language", signatures.LANGUAGES)
+@each(
     ("entry", "topic"),
     [
         ("training.nan.own", "learning rate|学习率"),
@@ -144,7 +144,7 @@ def test_a_topic_comes_once(entry: str, topic: str, language: str) -> None:
         assert sum(1 for sentence in sentences if re.search(topic, sentence)) <= 1, sentences
 
 
-@pytest.mark.parametrize("cause", [c for c in signatures.causes().values() if c.same], ids=lambda c: c.id)
+@each("cause", [c for c in signatures.causes().values() if c.same], ids=lambda c: c.id)
 def test_a_topic_is_one_of_both(cause: signatures.Cause) -> None:
     """Of the advice for a run of the product, and of a text's: otherwise it leaves nothing out."""
     values = {name: f"./launch_train.sh 2 --resume=run --{name}=1 --num_workers=1" for name in names(cause.ours)}

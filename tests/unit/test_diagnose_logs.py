@@ -8,8 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests.cases import each
 from training.diagnose.result import diagnose
 from training.diagnose.source import logs_in
 
@@ -27,7 +26,7 @@ def right(record: dict[str, Any], name: str) -> bool:
     return record["cause"] in (name.split("/", maxsplit=1)[0], *EXPECTED[name].get("or_cause", []))
 
 
-@pytest.mark.parametrize("name", sorted(EXPECTED))
+@each("name", sorted(EXPECTED))
 def test_the_root_is_found(name: str) -> None:
     record, expected = told(name), EXPECTED[name]
     assert right(record, name), (record["cause"], record["evidence"])
@@ -44,8 +43,8 @@ def test_every_log_is_expected_and_there() -> None:
     assert all((LOGS / name).exists() for name in EXPECTED)
 
 
-@pytest.mark.parametrize("name", FAILING[::9])
-@pytest.mark.parametrize("form", ["utf-16", "crlf", "gzip", "coloured", "prefixed", "container"])
+@each("name", FAILING[::9])
+@each("form", ["utf-16", "crlf", "gzip", "coloured", "prefixed", "container"])
 def test_the_form_of_a_log_changes_nothing(name: str, form: str, tmp_path: Path) -> None:
     text = decoded((LOGS / name).read_bytes())
     path = tmp_path / "log.txt"
@@ -74,7 +73,7 @@ def decoded(data: bytes) -> str:
     raise AssertionError("latin-1 decodes everything")
 
 
-@pytest.mark.parametrize("name", FAILING[::12])
+@each("name", FAILING[::12])
 def test_a_log_that_ends_anywhere_is_read(name: str, tmp_path: Path) -> None:
     """Also one that ends before its failure: nothing is made up. In the middle of a line anything may be cut off: it is read, though."""
     data = (LOGS / name).read_bytes()
@@ -89,7 +88,7 @@ def test_a_log_that_ends_anywhere_is_read(name: str, tmp_path: Path) -> None:
         assert diagnose([path], "en")["cause"] in right
 
 
-@pytest.mark.parametrize("name", FAILING[::12])
+@each("name", FAILING[::12])
 def test_a_long_healthy_beginning_hides_nothing(name: str, tmp_path: Path) -> None:
     healthy = "".join(f"step {i:06d}/200000 | loss: 3.{i % 1000:03d} | lr 2.0e-04 | tok/sec: 118,300\n" for i in range(30_000))
     path = tmp_path / "log.txt"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each
 from tests.conftest import ROOT
 from training.config.secrets import first
 from training.launcher import post_run
@@ -31,7 +32,7 @@ def test_they_are_found_and_hold_no_secret() -> None:
         assert first(recipe) == "", recipe
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@each("recipe", RECIPES)
 def test_a_recipe_sends_what_happened(recipe: str, tmp_path: Path) -> None:
     """With programs in place of curl, mail and notify-send that show what they were given."""
     (word,) = shlex.split(recipe)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import training
+from tests.cases import each
 from tests.unit.conftest import ROOT, clean_environment
 from training.cli.commands import COMMANDS
 
@@ -26,7 +27,8 @@ def test_help_lists_every_command(words: tuple[str, ...], status: int) -> None:
     assert [name for name in COMMANDS if f"\n  {name} " not in done.stdout] == []
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.slow
+@each("name", COMMANDS)
 def test_a_command_answers_its_own_help_from_any_folder(name: str, tmp_path: Path) -> None:
     by_flag, by_name = duet(name, "--help", cwd=tmp_path), duet("help", name, cwd=tmp_path)
     assert (by_flag.returncode, by_flag.stderr) == (0, "")

@@ -10,6 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.cases import each
 from training.inspector.distributed import World
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.model_dims import ModelDims, flops_per_token
@@ -33,7 +34,7 @@ def test_the_embedding_is_looked_up_and_not_multiplied() -> None:
     assert flops_per_token(large) - flops_per_token(small) == 6 * 256 * small.width, "the head alone"
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "tera"),
     [
         ("NVIDIA H100 80GB HBM3", 989.5),

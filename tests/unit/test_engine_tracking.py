@@ -119,6 +119,7 @@ def test_what_wandb_is_told_of_the_configuration() -> None:
 # ── W&B ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_offline_and_later_sent_by_wandb_sync(run: RunDir, tmp_path: Path, token: str, server: WandbServer) -> None:
     """Two starts of one run become one run on the server, with every record, also of the steps that were done twice."""
     train(run, "offline", FAILED, tmp_path, token, WANDB_API_KEY=KEY)

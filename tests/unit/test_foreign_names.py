@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import ENHANCED, LAUNCH, ROOT, SIMPLE, Shell, only, python, wrong
 from tests.unit.test_request import make_run
 from training.config import foreign_names
@@ -35,7 +36,7 @@ def flag(name: str, row: Foreign) -> str:
     return f"--{name}={row.example}" if row.example else f"--{name}"
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.names[0])
+@each("row", ROWS, ids=lambda row: row.names[0])
 def test_what_is_suggested_for_a_flag_is_accepted(row: Foreign, small: str, shell: Shell) -> None:
     for name in row.names:
         others = ["--num_workers=1"] if "workers" in name else []
@@ -50,7 +51,7 @@ def test_what_is_suggested_for_a_flag_is_accepted(row: Foreign, small: str, shel
             assert found.config_file == Path("small.py")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.names[0])
+@each("row", ROWS, ids=lambda row: row.names[0])
 def test_the_same_for_a_variable_and_a_key(row: Foreign, home: Path, write: Write, small: str) -> None:
     name = row.names[0]
     value = row.example or "true"

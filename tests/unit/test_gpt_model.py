@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.cases import each
 from training.tasks.gpt.model import GPT, MemorySavings
 from training.tasks.gpt.model_dims import ModelDims
 
@@ -60,6 +61,7 @@ def test_every_parameter_gets_a_gradient() -> None:
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_sampling_is_reproducible_and_longer_than_the_context() -> None:
     model = gpt()
     first, second = (model.generate([1], 40, 1.0, torch.Generator().manual_seed(3)) for _ in range(2))
@@ -75,10 +77,9 @@ def gradients(model: GPT, tokens: torch.Tensor) -> tuple[float, dict[str, torch.
     return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize(
-    "frugal", [MemorySavings(1, 1), MemorySavings(3, 1), MemorySavings(0, 4), MemorySavings(0, 5), MemorySavings(3, 7)]
-)
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.slow
+@each("frugal", [MemorySavings(1, 1), MemorySavings(3, 1), MemorySavings(0, 4), MemorySavings(0, 5), MemorySavings(3, 7)])
+@each("dropout", [0.0, 0.3])
 def test_saving_memory_does_not_change_the_arithmetic(frugal: MemorySavings, dropout: float) -> None:
     model, tokens = gpt(depth=3), torch.randint(0, 64, (3, 16))
     for block in model.blocks:

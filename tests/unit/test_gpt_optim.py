@@ -45,7 +45,7 @@ def test_a_given_rate_wins() -> None:
     assert optim.build(gpt(), Config(matrix_lr=0.5)).schedule(0, 1.0) == 0.5
 
 
-@pytest.mark.parametrize("name", ["muon", "adamw"])
+@pytest.mark.parametrize("name", [pytest.param("muon", marks=pytest.mark.slow), "adamw"])
 def test_state_makes_the_same_next_steps(name: str) -> None:
     model, config = gpt(), Config(optimizer=name)
     optimizer = optim.build(model, config)

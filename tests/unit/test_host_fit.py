@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests.cases import each
 from training.config import batch, loader
 from training.config.schema import Config
 from training.tasks.gpt import memory_fit
@@ -34,9 +33,9 @@ def chosen(config: Config, gib: float | None, vocab: int = 320, compiled: bool =
     return found
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("vocab", [320, 32768, 65536])
-@pytest.mark.parametrize("name", NAMES)
+@each("compiled", [True, False])
+@each("vocab", [320, 32768, 65536])
+@each("name", NAMES)
 def test_the_three_configs_fit_two_cards_of_32_gb(name: str, vocab: int, compiled: bool) -> None:
     config = ready(name)
     found = chosen(config, 31, vocab, compiled)
@@ -100,8 +99,8 @@ def test_too_little_for_anything_is_said() -> None:
     assert estimate(found.load).total <= 1.02 * least
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("gib", [12, 20, 31, 80, 200])
+@each("name", NAMES)
+@each("gib", [12, 20, 31, 80, 200])
 def test_an_automatic_device_batch_is_the_fastest_that_fits(name: str, gib: int) -> None:
     config = ready(name, device_batch_size="auto")
     found = chosen(config, gib)
@@ -126,14 +125,14 @@ def test_an_impossible_or_hopeless_device_batch() -> None:
     assert memory_fit.choose(load_of(odd), odd, 2, None) is None
 
 
-@pytest.mark.parametrize("gib", [4, 6, 9, 12, 20, 31])
-@pytest.mark.parametrize(
+@each("gib", [4, 6, 9, 12, 20, 31])
+@each(
     "more",
     [{}, {"activation_checkpointing": "none"}, {"activation_checkpointing": 5, "loss_chunks": 2}, {"loss_chunks": 1}],
     ids=lambda m: " ".join(map(str, m.values())) or "auto",
 )
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("vocab", [320, 65536])
+@each("name", NAMES)
+@each("vocab", [320, 65536])
 def test_what_is_suggested_fits_and_divides(name: str, more: dict[str, Any], gib: int, vocab: int) -> None:
     config = ready(name, **more)
     found = chosen(config, gib, vocab)

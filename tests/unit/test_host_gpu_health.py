@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import ROOT, SIMPLE, ask, fake_torch, python
 from training.host.gpus import Gpu, slowdowns
 from training.host.torch_build import TorchBuild
@@ -155,7 +156,7 @@ def test_all_that_is_unknown_is_left_out() -> None:
 # ── kernels of the installed torch ───────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
+@each(
     ("capability", "built", "works"),
     [
         ((9, 0), "sm_80 sm_90", True),

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import ROOT, SIMPLE, clean_environment, python
 from training.host.gpus import Gpu, GpuInventory, visible
 from training.tasks.gpt import memory
@@ -52,7 +53,7 @@ def test_two_gpus_with_all_that_is_shown(nvidia: Nvidia) -> None:
     assert tuple(first.processes) == ()
 
 
-@pytest.mark.parametrize(
+@each(
     ("selection", "indices"),
     [
         ("0", [0]),

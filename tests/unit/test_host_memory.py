@@ -28,22 +28,26 @@ def test_the_number_of_weights_is_the_model_s(depth: int) -> None:
     assert sum(p.numel() for p in model.parameters()) == ModelDims(depth, 320, 16).weights
 
 
-@pytest.mark.parametrize(
+def soak(load: StepWorkload) -> object:
+    return pytest.param(load, marks=pytest.mark.soak)
+
+
+@pytest.mark.parametrize(  # seconds for each
     "load",
     [
-        CONSERVATIVE,
-        BALANCED,
-        AGGRESSIVE,
-        replace(CONSERVATIVE, vocab=65536, muon=False),
-        replace(BALANCED, vocab=32768),
-        replace(AGGRESSIVE, vocab=65536),
-        replace(AGGRESSIVE, vocab=65536, chunks=8),
-        replace(AGGRESSIVE, vocab=32768, chunks=16, blocks=17),
-        replace(AGGRESSIVE, blocks=16),
-        replace(AGGRESSIVE, blocks=20),
-        replace(CONSERVATIVE, bf16=False),
-        replace(CONSERVATIVE, bf16=False, vocab=32768, chunks=8, blocks=6),
-        replace(CONSERVATIVE, bf16=False, blocks=12),
+        pytest.param(CONSERVATIVE, marks=pytest.mark.slow),
+        soak(BALANCED),
+        soak(AGGRESSIVE),
+        soak(replace(CONSERVATIVE, vocab=65536, muon=False)),
+        soak(replace(BALANCED, vocab=32768)),
+        soak(replace(AGGRESSIVE, vocab=65536)),
+        soak(replace(AGGRESSIVE, vocab=65536, chunks=8)),
+        soak(replace(AGGRESSIVE, vocab=32768, chunks=16, blocks=17)),
+        soak(replace(AGGRESSIVE, blocks=16)),
+        soak(replace(AGGRESSIVE, blocks=20)),
+        soak(replace(CONSERVATIVE, bf16=False)),
+        pytest.param(replace(CONSERVATIVE, bf16=False, vocab=32768, chunks=8, blocks=6), marks=pytest.mark.slow),
+        soak(replace(CONSERVATIVE, bf16=False, blocks=12)),
         StepWorkload(3, 16, 128, 320, bf16=True, compiled=False, cuda=False),
     ],
     ids=lambda one: f"d{one.depth} v{one.vocab} {'bf16' if one.bf16 else 'fp32'} again{one.blocks} parts{one.chunks}",

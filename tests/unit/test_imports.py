@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import python
 
 MODULES = [
@@ -22,7 +23,7 @@ MODULES = [
 ]
 
 
-@pytest.mark.parametrize("module", MODULES)
+@each("module", MODULES)
 def test_no_torch_and_no_numpy(module: str) -> None:
     code = f"import sys, {module}; print(*sorted(m for m in sys.modules if m.split('.')[0] in ('torch', 'numpy', 'wandb', 'pandas')))"
     done = python("-c", code)

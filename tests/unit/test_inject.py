@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from tests.cases import each
 from tests.conftest import TOKEN, processes, wait_until
 from tests.unit.conftest import LAUNCH, ROOT, ask, clean_environment, python, wrong
 from tests.unit.own_task import SIZED
@@ -90,7 +91,7 @@ def problems(text: str, *flags: str) -> list[tuple[str, str, list[str]]]:
     return [(p.what.removeprefix("inject: ").removesuffix(origin), p.allowed, p.fixes) for p in found]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "what", "allowed", "fixes"),
     [
         ("kil@rank=0", "'kil' is no fault", "", [f"{COMMAND} --inject=kill@rank=0"]),

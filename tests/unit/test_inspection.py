@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler, Subset
 
+from tests.cases import each
 from tests.conftest import wait_until
 from tests.unit.conftest import python
 from training.inspector import DDPInspector, InspectionError, inspector, reporting
@@ -139,8 +140,8 @@ GOOD: dict[str, LOADERS] = {
 }
 
 
-@pytest.mark.parametrize("name", GOOD)
-@pytest.mark.parametrize("given", [True, False])
+@each("name", GOOD)
+@each("given", [True, False])
 def test_nothing_is_found_where_nothing_is_wrong(ranks: Ranks, name: str, given: bool) -> None:
     epochs = 6 if name == "padded" else 2  # rank 1 sees later what rank 0 saw
     assert ranks.train(GOOD[name], given=given, epochs=epochs, on_finding="raise") == []

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import ENHANCED, LAUNCH, TRAIN
 from tests.unit.test_launch_recovery import plan
 from training.config.schema import Config
@@ -32,7 +33,7 @@ FIRST = Restart(1)
 CODE = "an error of the code comes back"
 
 
-@pytest.mark.parametrize(
+@each(
     ("failure", "expected"),
     [
         *((died(status), FIRST) for status in (KILL, BUS, SEGV, ABORT)),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import each
 from training.diagnose.log_parsers import line_parser
 from training.monitor.log_watch import LogWatch
 
@@ -195,7 +196,7 @@ LINES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("line", LINES)
+@each("line", LINES)
 def test_a_line(line: str) -> None:
     fact = line_parser.parse(line)
     assert fact is not None

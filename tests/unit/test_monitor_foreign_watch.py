@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import each
 from tests.unit.monitor_runs import Made
 from training.core.errors import UserError
 from training.diagnose.log_parsers import log_tail as text_module
@@ -63,7 +64,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
+@each("end", ENDS)
 def test_an_end_that_is_said(end: str, tmp_path: Path) -> None:
     assert verdict(made(tmp_path, STEPS + end)) == ENDS[end]
     assert verdict(made(tmp_path, STEPS + end, ago_s=0)) == ENDS[end]  # also right after it

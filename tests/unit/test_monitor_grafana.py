@@ -125,6 +125,7 @@ def alerts(at: str, name: str, *expected: dict[str, Any]) -> dict[str, Any]:
 
 
 @installed
+@pytest.mark.slow
 def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
     shows = "./monitor_training.sh shows"
     failed = {"run": "bad", "state": "failed", "severity": "critical", "summary": "bad failed"}

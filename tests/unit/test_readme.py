@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
-import pytest
-
+from tests.cases import each
 from tests.conftest import ROOT
 from training.config import flags, loader
 from training.core.errors import EXIT_MEANING
@@ -35,7 +34,7 @@ def test_links() -> None:
         assert (ROOT / target).exists(), target
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@each("command", COMMANDS)
 def test_commands_have_known_flags(command: str) -> None:
     assert len(COMMANDS) > 8
     words = [w for w in shlex.split(command, comments=True) if not set(w) & set("[]…")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shlex
 import subprocess
@@ -330,131 +329,6 @@ def test_an_automatic_device_batch_needs_a_total_that_divides(home: Path, shell:
     problem = only(wrong("--device_batch_size=auto", "--total_batch_size=24577"))
     assert "device_batch_size auto (from --device_batch_size on the command line)" in problem.what
     assert [shell.read(f).config.total_batch_size for f in problem.fixes] == [24576, 27648]
-
-
-# ── resume ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_resumed_run_keeps_its_configuration(home: Path, write: Write) -> None:
-    make_run(home / "experiments", "r1", depth=3, seed=5, out_dir="somewhere else", resume="older")
-    found = ask("--resume=r1", "--seed=6", write("c.py", "depth = 9\nretries = 7\n"))
-    assert (found.config.depth, found.config.seed, found.config.retries) == (3, 6, 7)
-    assert found.origins["depth"] == "from resumed run r1"
-    assert (found.config.out_dir, found.config.resume) == ("experiments", "r1")
-    assert found.notes == ["resumed run wins over c.py: depth stays 3"]
-    assert found.resume_from is not None
-    assert found.resume_from.path == home / "experiments/r1"
-
-
-def test_ways_to_name_the_run_to_resume(home: Path, tmp_path: Path) -> None:
-    experiments = home / "experiments"
-    make_run(experiments, "old", depth=3)
-    make_run(experiments, "new run", depth=4)
-    os.utime(experiments / "old/plan.json", (1000, 1000))
-    make_run(tmp_path / "elsewhere", "x", depth=5)
-    for text, depth in {
-        "old": 3,
-        "new run": 4,
-        "latest": 4,
-        str(experiments / "old"): 3,
-        "experiments/old": 3,
-        str(tmp_path / "elsewhere/x"): 5,
-    }.items():
-        assert ask(f"--resume={text}").config.depth == depth
-    assert ask("--resume=latest", f"--out_dir={tmp_path}/elsewhere").config.depth == 5
-    assert ask("--resume=", "--depth=6").resume_from is None
-
-
-def test_nothing_to_resume(home: Path) -> None:
-    problem = only(wrong("--resume=latest"))
-    assert problem.what == f"resume is 'latest' (from --resume on the command line), but there is no run in {home}/experiments"
-    assert problem.allowed == "a run directory"
-
-
-def test_an_unknown_run_to_resume(home: Path, shell: Shell) -> None:
-    for n in range(5):
-        make_run(home / "experiments", f"r{n}", depth=n + 1)
-    problem = only(wrong("--resume=nosuch", "--seed=1"))
-    assert problem.what.startswith("resume is 'nosuch' (from --resume on the command line): no run there")
-    assert problem.fixes == [f"./{ENHANCED} --seed=1 --resume=r{n}" for n in (4, 3, 2)]
-    make_run(home / "experiments", "r5 of a user")
-    for fix in only(wrong("--resume=nosuch", "--seed=1")).fixes:
-        assert shell.read(fix).resume_from is not None
-    inside = only(wrong(f"--resume={home}/experiments/r3/checkpoints/step_00000400")).fixes
-    assert inside == [f"./{ENHANCED} --resume=r3"]
-    assert only(wrong("--resume=yes")).fixes == [f"./{ENHANCED} --resume=latest"]
-    assert "(from DUET_RESUME in the environment)" in only(wrong(env={"DUET_RESUME": "nosuch"})).what
-
-
-@pytest.mark.parametrize("content", ["", "{}", '{"a": 1}', '{"config": [1]}', '{"config": null}', '{"config": {'])
-def test_a_run_with_a_damaged_plan_can_not_be_resumed(content: str, home: Path) -> None:
-    run = make_run(home / "experiments", "r1")
-    run.plan.write_text(content)
-    assert only(wrong("--resume=r1")).what.startswith("resume is 'r1' (from --resume on the command line)")
-
-
-def test_a_value_of_the_resumed_run_that_is_none_any_more(home: Path) -> None:
-    make_run(home / "experiments", "r1", depth="twelve", gone=1)
-    assert only(wrong("--resume=r1")).what == "depth is 'twelve' (from resumed run r1), a str"
-
-
-# ── run_name ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("name", ["a", "run.1_B-2", "训练", "x" * 128])
-def test_good_run_names(name: str, home: Path) -> None:
-    assert ask(f"--run_name={name}").config.run_name == name
-
-
-@pytest.mark.parametrize(
-    "name", ["a b", "a/b", "../a", ".", "..", ".hidden", "-x", "a\nb", "a;b", "$(x)", "a'b", "a\\b", "x" * 129, "训" * 128]
-)
-def test_bad_run_names(name: str, home: Path) -> None:
-    problem = only(wrong(f"--run_name={name}"))
-    assert problem.what.startswith(f"run_name is {name!r} (from --run_name on the command line)")
-    assert problem.allowed == "letters, digits, dot, dash and underscore, at most 128"
-
-
-def test_a_run_name_that_is_taken(home: Path, shell: Shell) -> None:
-    make_run(home / "experiments", "mine")
-    problem = only(wrong("--run_name=mine"))
-    assert f"{home}/experiments/mine is there already" in problem.what
-    found = [shell.read(fix) for fix in problem.fixes]
-    assert [(f.resume_from and f.resume_from.name, f.config.run_name) for f in found] == [("mine", "mine"), (None, "mine_2")]
-    # Resuming it under its own name is no clash.
-    assert ask("--resume=mine", "--run_name=mine").resume_from is not None
-
-
-def test_the_names_offered_instead_of_a_taken_one_are_free(home: Path, shell: Shell) -> None:
-    make_run(home / "experiments", "mine")
-    make_run(home / "experiments", "mine_2")
-    (home / "experiments/folder").mkdir()
-    make_run(home / "experiments", "y" * 127)
-    for name in ("mine", "folder", "y" * 127):
-        for fix in only(wrong(f"--run_name={name}")).fixes:
-            shell.read(fix)
-
-
-# ── names no file system takes ───────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("flag", ["data", "config", "resume"])
-@pytest.mark.parametrize(
-    "path", ["x" * 300, "x/" * 3000, "~nosuchuser/x", "a\nb", "caf\udce9"], ids=["name", "path", "user", "line", "bytes"]
-)
-def test_a_path_that_can_not_be(flag: str, path: str, home: Path) -> None:
-    problem = only(wrong(f"--{flag}={path}.py" if flag == "config" else f"--{flag}={path}"))
-    assert problem.what.startswith((f"{flag} is ", f"{flag} "))
-
-
-@pytest.mark.parametrize("flag", ["out_dir", "log_dir"])
-def test_a_home_folder_of_nobody(flag: str, home: Path) -> None:
-    try:
-        found = ask(f"--{flag}=~nosuchuser/x")
-    except UserError as error:
-        assert flag in only(error.problems).what
-    else:  # as in bash: it is a folder of that name
-        assert "~nosuchuser" in str(found.experiments if flag == "out_dir" else found.logs)
 
 
 # ── the user's own command again ─────────────────────────────────────────────────────────────────────────────────────

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import LAUNCH, only
 from training.cli import plan as plan_command
 from training.config import program
@@ -30,7 +31,7 @@ def problem(*words: str) -> Problem:
     return only(raised.value.problems)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "kind"),
     [
         (BODY, program.PROGRAM),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import LAUNCH, ROOT, SIMPLE, only
 from tests.unit.monitor_runs import Made
 from training.cli import diagnose
@@ -111,7 +112,7 @@ def test_a_run_or_a_log_without_a_flag(tmp_path: Path, monkeypatch: pytest.Monke
         monitor.find(monitor.parse(shlex.split(fix)[1:]), tmp_path)
 
 
-@pytest.mark.parametrize(
+@each(
     ("parse", "argv", "fix"),
     [
         (monitor.parse, "--lgo=a.log", "./monitor_training.sh --log=a.log"),

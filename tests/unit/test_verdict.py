@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import each
 from tests.unit.test_launch_recovery import beat_at
 from training.core.errors import Exit
 from training.core.rundir import RunDir, write_json
@@ -62,7 +63,7 @@ def summary_of(record: dict[str, Any]) -> tuple[str, str, int | None, str]:
 # ── exceptions ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "message", "expected"),
     [
         ("ValueError", "planted", "exception"),

@@ -249,6 +249,7 @@ def trained(options: VideoOptions, steps: int) -> tuple[VideoRestoration, nn.Mod
     return work, model, losses
 
 
+@pytest.mark.slow
 def test_it_learns_and_shows_it(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
     clips = tmp_path_factory.mktemp("smeared")
     options = smeared(clips, embed_dim=8, num_blocks=1, G_charbonnier_eps=1e-3, G_optimizer_lr=2e-3)

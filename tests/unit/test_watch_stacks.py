@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each
 from tests.conftest import ROOT, wait_until
 from tests.unit import targets
 from tests.unit.conftest import clean_environment
@@ -224,7 +225,7 @@ WRAPPER = (f"{ENV}/torch/distributed/c10d_logger.py", "_exception_logger.<locals
 MINE = ("/home/me/train.py", "main")
 
 
-@pytest.mark.parametrize(
+@each(
     ("frames", "name"),
     [
         # As read from real ranks with torch 2.13; under faulthandler the functions come without their class.

@@ -1,0 +1,96 @@
+"""A key in an option file: given out by its own function alone, and never shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cases import each
+from tests.unit.conftest import only
+from tests.unit.test_config_option_file import KEY, KNOWN, read, said, small
+from training.config import resolve
+from training.config.flags import CommandLine
+from training.tasks.video_restoration.kair import keys
+from training.tasks.video_restoration.kair.keys import KEYS
+from training.tasks.video_restoration.kair.loader import api_key, load
+
+# Secrets.
+
+
+def test_a_key_is_given_out_by_its_own_function_alone(tmp_path: Path) -> None:
+    path = tmp_path / "o.json"
+    path.write_text(json.dumps(small(logging__use_wandb=True, logging__wandb_api_key=f" {KEY} ")) + "// end", encoding="utf-8")
+    loaded = load(path, path.read_text(encoding="utf-8"))
+    assert loaded.problems == []
+    assert api_key(path) == KEY
+    assert KEY not in said(loaded)
+    assert only(loaded.notes).startswith(f"the W&B key in {path}:1 is used and written nowhere")
+
+
+@pytest.mark.parametrize("held", ["", "  ", None, 5, {"a": KEY}, [KEY]])
+def test_what_is_no_key_is_none(held: Any, tmp_path: Path) -> None:
+    path = tmp_path / "o.json"
+    tree = small(logging__wandb_api_key=held)
+    path.write_text(json.dumps(tree), encoding="utf-8")
+    assert api_key(path) is None
+    loaded = read(tree)
+    assert KEY not in said(loaded)
+    assert len(loaded.problems) == (held is not None and not isinstance(held, str))
+
+
+def test_no_key_of_a_file_that_can_not_be_read(tmp_path: Path) -> None:
+    assert api_key(tmp_path / "none.json") is None
+    for content in (b"{", b"\xff\xfe", b"[1]", b'{"logging": 5}', b""):
+        (tmp_path / "o.json").write_bytes(content)
+        assert api_key(tmp_path / "o.json") is None
+
+
+PLAIN = "correct-horse-battery"  # a key that no pattern would know
+
+
+@each("secret", [KEY, PLAIN])
+@each(
+    "text",
+    [
+        '{"logging": {"wandb_api_key": "SECRET" "a": 1}}',
+        '{"logging": {"wandb_api_key": "SECRET}}',
+        '{"logging": {"wandb_api_key": SECRET}}',
+        '{"logging": {"wandb_api_key":\n\n // the key\n SECRET}}',
+        '{"logging": {"wandb_api_key": [\n "x",\n "SECRET" "y"]}}',
+        '{"logging": {"wandb_api_key" "SECRET"}}',
+        '{"logging": {"wandb_apikey": "SECRET",}}',
+        '{"logging": {"WANDB_KEY": "SECRET", "x" 1}}',
+        '{"logging": {"wandb_api_key": "SECRET", "wandb_api_key": "SECRET"}}',
+        '{"logging": {"wandb_apikey": "SECRET"}}',
+        '{"wandb_api_key": "SECRET"}',
+        '{"loging": {"wandb_api_key": "SECRET"}}',
+        '{"logging": {"wandb_api_key": {"SECRET": "SECRET"}}}',
+        '{"logging": {"logfire_token": "SECRET", "swanlab_api_key": "SECRET", "use_swanlab": true}}',
+        '{"train": {"E_decay": {"wandb_api_key": "SECRET"}, "fix_keys": [{"key": "SECRET"}], "fix_iter": 5}}',
+        '{"gpu_ids": {"wandb_api_key": "SECRET"}, "n_channels": ["SECRET", {"x": 1}]}',
+        '{"logging": [{"wandb_api_key": "SECRET"}]}',
+    ],
+)
+def test_a_key_is_never_shown_whatever_is_wrong_with_it(text: str, secret: str) -> None:
+    loaded = read(text.replace("SECRET", secret))
+    assert secret not in said(loaded)
+
+
+ODD = [True, -1, 0.5, 10**17, 1e300, "", "x\0y", "\x1b[2J", [], ["a", None], [1, [2]], {}, {"note": PLAIN}, [{"a": PLAIN}]]
+
+
+@each("dotted", [*sorted(KEYS), *sorted(keys.SECTIONS), "duet.device", "unknown"])
+def test_any_value_of_any_key_has_an_answer(dotted: str) -> None:
+    """No crash, nothing that a screen takes for a command, and nothing of what is within objects."""
+    for odd in ODD:
+        for also in ({}, {"scale": 1, "datasets__train__spike_channels": 1, "train__fix_iter": 5, "datasets__train__name": "REDS"}):
+            loaded = read(small(**also | {dotted.replace(".", "__"): odd}))
+            resolved = resolve.resolve(CommandLine(), loaded.values, {}, fields=KNOWN)
+            told = [line for problem in loaded.problems for line in problem.lines()] + [*loaded.notes, loaded.title]
+            assert all(line.isprintable() for line in told)
+            assert PLAIN not in said(loaded)
+            assert set(loaded.values) <= set(KNOWN)
+            assert all(problem.what for problem in resolved.problems)

@@ -1,0 +1,230 @@
+"""A start that is asked to stop: what its ranks may still do, how long they get, and that nothing is started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.test_launch_attempt import PLAN, RANK
+from training.core.errors import Exit
+from training.core.heartbeat import Heartbeat, read_all
+from training.core.rundir import RunDir
+from training.launcher import failure_report, local_ranks, supervisor, timeouts
+from training.launcher.attempt import Attempt
+from training.launcher.local_ranks import LocalRanks
+from training.launcher.outcome import Outcome
+from training.launcher.post_run import PostRun
+from training.launcher.stop_signals import StopSignals
+from training.watchdog.hang_report import HANG
+from training.watchdog.start import RanksWatch
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    made = RunDir(tmp_path / "run")
+    made.create()
+    return made
+
+
+# ── asked to stop ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def pair(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """Two ranks; `rank`, `beat`, and `sleep()` until it is ended."""
+
+    def go(code: str, *, script: bool, stop: int = 0) -> Outcome:
+        begin = RANK.replace('"rank0.bin", 0', 'f"rank{rank}.bin", rank').replace("beat =", "rank = int(os.environ['RANK'])\nbeat =")
+        begin += "sleep = lambda: time.sleep(600)\n"
+        command = [sys.executable, "-c", begin + textwrap.dedent(code), str(run.path)]
+        monkeypatch.setattr(local_ranks, "command", lambda *_: command)
+        plan = PLAN | {"ranks": 2, "script": {"args": []} if script else None}
+        tried = Attempt(run, plan, LocalRanks(range(2), 2, "127.0.0.1", 1), uuid.uuid4().hex)
+
+        def ask() -> None:
+            if len(list(run.path.glob("ready*"))) == 2:
+                tried.each_pass = lambda: None
+                os.kill(os.getpid(), stop)
+
+        tried.each_pass = ask if stop else tried.each_pass
+        return tried.go()
+
+    return go
+
+
+@pytest.mark.parametrize(
+    ("end", "stop", "code", "told"),
+    [
+        ("lambda *_: os._exit(0)", signal.SIGTERM, Exit.PREEMPTED, ": rank 0, 1 ended with status 0"),
+        ("lambda *_: os._exit(rank)", signal.SIGTERM, Exit.PREEMPTED, ": rank 0 ended with status 0; rank 1 left with status 1"),
+        ("signal.SIG_DFL", signal.SIGUSR1, Exit.PREEMPTED, ": rank 0, 1 killed by SIGUSR1"),
+        ("lambda *_: os._exit(0)", signal.SIGINT, Exit.INTERRUPTED, ": rank 0, 1 ended with status 0"),
+    ],
+)
+def test_a_script_that_was_asked_to_stop_has_not_failed(
+    run: RunDir, handlers: None, pair: Callable[..., Outcome], end: str, stop: int, code: Exit, told: str
+) -> None:
+    """Nor has it finished: who has ended it decides the code, its own status is shown."""
+    body = f"signal.signal({int(stop)}, {end})\nPath(sys.argv[1], f'ready{{rank}}').touch()\nsleep()"
+    outcome = pair(body, script=True, stop=stop)
+    assert (outcome.guilty, outcome.killed, failure_report.exit_code(outcome)) == (None, False, code)
+    assert failure_report.statuses(outcome) == told
+
+
+def test_a_script_s_rank_that_leaves_as_if_asked_has_failed_unless_all_do(
+    pair: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeouts, "PEER_GRACE_S", 0.5)
+    alone = pair("sys.exit(75) if rank else sleep()", script=True)
+    assert alone.guilty == (1, 75) and failure_report.exit_code(alone) == Exit.TRAINING
+    assert alone.death and alone.death.how == "left with status 75"
+    monkeypatch.undo()
+
+
+def test_ranks_of_a_script_that_all_leave_as_if_asked_pass_it_on(pair: Callable[..., Outcome]) -> None:
+    both = pair("sys.exit(75)", script=True)
+    assert both.guilty is None and failure_report.exit_code(both) == Exit.PREEMPTED
+
+
+@pytest.mark.parametrize(("status", "number"), [(75, signal.SIGTERM), (130, signal.SIGINT)])
+def test_a_rank_of_ours_that_leaves_alone_as_asked_takes_the_others_with_it(
+    run: RunDir, handlers: None, pair: Callable[..., Outcome], status: int, number: int
+) -> None:
+    """At once, by the same signal; what they can no longer do without it is no failure."""
+    outcome = pair(
+        f"""
+        beat("forward")
+        signal.signal({int(number)}, lambda *_: os._exit(1))
+        Path(sys.argv[1], f"ready{{rank}}").touch()
+        while rank and not Path(sys.argv[1], "ready0").exists(): time.sleep(0.01)
+        sys.exit({status}) if rank else sleep()
+        """,
+        script=False,
+    )
+    assert (outcome.left, outcome.guilty, outcome.killed) == (1, None, True)
+    assert sorted(outcome.ended) == [(0, 1), (1, status)], "it was asked, not killed"
+    assert failure_report.exit_code(outcome) == status
+    record = failure_report.failure(outcome, run, PLAN)
+    assert record["kind"] == "asked" and record["summary"].startswith("rank 1 was asked to stop and left without the others")
+
+
+# ── how long ranks get ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("guilty", "seconds"),
+    [((1, -signal.SIGKILL), 1.0), ((1, -signal.SIGSEGV), 1.0), ((1, -signal.SIGABRT), 3.0), ((1, 1), 3.0), ((None, 0), 3.0)],
+)
+def test_the_others_words_are_awaited_where_they_may_explain_something(guilty: tuple[int | None, int], seconds: float) -> None:
+    assert timeouts.grace_s(guilty) == seconds
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "asked", "seconds"),
+    [
+        ("evaluation", 9, Exit.PREEMPTED, 300.0),  # as long as one may take at all
+        ("forward", 1, Exit.PREEMPTED, 300.0),  # the first step
+        ("forward", 9, Exit.PREEMPTED, 30.0),  # less than the scheduler waits
+        ("evaluation", 9, Exit.INTERRUPTED, 5.0),
+        ("forward", 1, Exit.INTERRUPTED, 5.0),
+    ],
+)
+def test_who_was_asked_by_a_scheduler_keeps_what_is_slow_by_nature(run: RunDir, phase: str, step: int, asked: Exit, seconds: float) -> None:
+    writer = Heartbeat(run.heartbeat(0), 0)
+    for writer.step in range(1, step + 1):
+        writer.beat("fetch")
+    writer.beat(phase)
+    (beat,) = read_all(run.heartbeats)
+    assert timeouts.patience_s(beat, asked, RanksWatch(run, PLAN, range(1), 1)) == seconds
+
+
+def test_a_rank_of_torchrun_that_has_left_in_its_work_is_named(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeouts, "GONE_S", 0.0)
+    Heartbeat(run.heartbeat(1), 1).beat("backward")
+    gone = timeouts.Gone(0.0)
+    for last in ("finished", "forward"):
+        assert gone.look(read_all(run.heartbeats)) is None
+        subprocess.run([sys.executable, "-c", RANK + f"beat({last!r})", str(run.path)], check=True)
+    assert gone.look(read_all(run.heartbeats)) is None, "not in one look"
+    found = gone.look(read_all(run.heartbeats))
+    assert found and (found.kind, found.rank, found.waiting) == (HANG, 0, {1: "step 0: backward"})
+    assert found.sentence().startswith("HANG rank 0 in 'step 0: forward' is gone in the middle of its work, since ")
+    patient = timeouts.Gone(3600.0)
+    assert [patient.look(read_all(run.heartbeats)) for _ in range(2)] == [None, None], "not before the limit of a hang"
+
+
+def test_a_rank_that_finishes_while_it_is_looked_at_is_not_gone(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeouts, "GONE_S", 0.0)
+    gone = timeouts.Gone(0.0)
+    subprocess.run([sys.executable, "-c", RANK + "beat('closing trackers')", str(run.path)], check=True)
+    assert gone.look(read_all(run.heartbeats)) is None
+    subprocess.run([sys.executable, "-c", RANK + "beat('finished')", str(run.path)], check=True)
+    assert gone.look(read_all(run.heartbeats)) is None
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "still"),
+    [("backward", 9, True), ("backward", 1, False), ("forward", 9, False), ("checkpoint", 9, False), ("evaluation", 9, False)],
+)
+def test_only_ranks_that_wait_for_others_stand_still(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, phase: str, step: int, still: bool
+) -> None:
+    """What a frozen supervisor of another machine is judged by: a rank that evaluates is long in its phase by itself."""
+    writer = Heartbeat(run.heartbeat(0), 0)
+    for writer.step in range(1, step + 1):
+        writer.beat("fetch")
+    writer.beat(phase)
+    (beat,) = read_all(run.heartbeats)
+    later = beat.monotonic_ns + 9 * 10**9
+    monkeypatch.setattr("time.monotonic_ns", lambda: later)
+    watch = RanksWatch(run, PLAN, range(1), 1)
+    assert timeouts.still_s([beat], watch) == (9.0 if still else 0.0)
+    assert timeouts.still_s([], watch) == 0.0
+
+
+# ── between two attempts ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("number", "code", "name"), [(signal.SIGTERM, 75, "SIGTERM"), (signal.SIGINT, 130, "Ctrl-C")])
+def test_asked_to_stop_between_two_attempts(
+    run: RunDir, handlers: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], number: int, code: int, name: str
+) -> None:
+    class Killed:
+        """The first attempt, whose rank dies; the wish comes when all of it is over."""
+
+        def __init__(self, *_: Any, wanted: StopSignals) -> None: ...
+
+        def go(self) -> Outcome:
+            return Outcome(guilty=(0, -9), here=(0, -9))
+
+    monkeypatch.setattr(supervisor, "Attempt", Killed)
+    monkeypatch.setattr(supervisor.prepared_cache, "changed", lambda run: os.kill(os.getpid(), number))
+    plan = PLAN | {"retries": {"value": 2, "reason": ""}, "place": {"node_rank": 0, "nnodes": 1}}
+    plan |= {"command": {"script": "launch_train.sh"}, "origins": dict.fromkeys(("out_dir", "log_dir"), "default")}
+    assert supervisor._attempts(run, plan, PostRun(run, plan), set(), "") == code
+    said = capfd.readouterr().err
+    assert "restarting from the beginning (1 of 2)" in said
+    assert f"{name}: stopped before the restart; step 0 is saved (exit {code})" in said
+    assert not run.failure.exists()
+
+
+def test_a_signal_that_every_machine_gets_counts_once(run: RunDir, handlers: None) -> None:
+    """scancel: it may arrive after another machine has passed it on."""
+    tried = Attempt(run, PLAN, LocalRanks(range(1), 1), uuid.uuid4().hex)
+    killed = []
+    with tried._wishes:
+        tried._wish(signal.SIGTERM, " on node 1")
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            tried._on_signal(tried._wishes.fd)
+            killed.append(tried.outcome.killed)
+    assert killed == [False, True], "the second one of its own insists"

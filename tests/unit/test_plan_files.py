@@ -1,0 +1,199 @@
+"""What a plan leaves behind, and the planner as a program."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.conftest import ENHANCED, python
+from tests.unit.test_plan import Write, lacking, make
+from training.config.schema import FIELDS
+from training.core.rundir import RunDir, write_json
+from training.launcher import rendezvous
+from training.plan import training_plan as planner
+from training.plan import writer
+
+
+@pytest.fixture
+def folders(home: Path, tmp_path: Path) -> list[str]:
+    """Flags that keep a run out of the project."""
+    return [f"--out_dir={tmp_path}/runs", f"--log_dir={tmp_path}/logs"]
+
+
+# ── what is written ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def written(*args: str, script: str = ENHANCED) -> Path:
+    asked, plan, checks = make("--device=cpu", "--depth=1", *args, script=script)
+    return writer.write(plan, checks, asked, rendezvous.ask).path
+
+
+def nul(path: Path) -> list[str]:
+    text = path.read_bytes().decode()
+    assert text.endswith("\0")
+    return text.split("\0")[:-1]
+
+
+def test_the_run_directory_of_a_plan(folders: list[str], write: Write, tmp_path: Path) -> None:
+    run = written(write("my config.py", "seed = 3\n"), *folders)
+    assert run.parent == tmp_path / "runs"
+    assert run.name.startswith("my config_20")
+    assert sorted(p.name for p in run.iterdir()) == sorted(
+        ["plan.json", "preflight.json", "launch.argv", "launch.env", "heartbeat", "ranks", "checkpoints"]
+    )
+    plan = json.loads((run / "plan.json").read_text())
+    assert (plan["run_name"], plan["run_dir"], plan["config"]["seed"]) == (run.name, str(run), 3)
+    assert Path(plan["log_file"]).parent == tmp_path / "logs"
+    assert Path(plan["log_file"]).name.startswith("train_dual_gpu_enhanced_20")
+    assert Path(plan["log_file"]).read_text() == ""
+    assert {c["name"] for c in json.loads((run / "preflight.json").read_text())["checks"]} >= {"host memory", "run folder"}
+
+
+def test_the_command_survives_any_character(home: Path, tmp_path: Path) -> None:
+    odd = tmp_path / 'it\'s a\n"run" $HOME `id`'
+    run = written(f"--out_dir={odd}", f"--log_dir={tmp_path}/logs", "--run_name=x")
+    assert run == odd / "x"
+    program, *_, module, argument = nul(run / "launch.argv")
+    assert (program, module, argument) == (sys.executable, "training.cli.supervise", str(run))
+    variables = dict(v.split("=", 1) for v in nul(run / "launch.env"))
+    assert variables["DUET_RUN_DIR"] == str(run)
+    assert variables["DUET_LOG_FILE"] == json.loads((run / "plan.json").read_text())["log_file"]
+    assert variables["OMP_NUM_THREADS"]
+
+
+def test_only_variables_that_we_set_are_exported(home: Path, tmp_path: Path) -> None:
+    asked, plan, checks = planner.make(
+        ENHANCED, ["--device=cpu", "--depth=1", f"--out_dir={tmp_path}/runs", f"--log_dir={tmp_path}/logs"], {"OMP_NUM_THREADS": "3"}
+    )
+    run = writer.write(plan, checks, asked, rendezvous.ask).path
+    assert not [v for v in nul(run / "launch.env") if v.startswith("OMP_NUM_THREADS")]
+    assert {"name": "OMP_NUM_THREADS", "value": "3", "why": "your own value stays", "origin": "kept"} in plan["variables"]
+
+
+def test_two_runs_within_a_second_do_not_share_anything(folders: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer.time, "strftime", lambda form: "20261121_040000")
+    runs = [written(*folders) for _ in range(3)]
+    assert [r.name for r in runs] == ["run_20261121_040000", "run_20261121_040000_2", "run_20261121_040000_3"]
+    logs = [json.loads((r / "plan.json").read_text())["log_file"] for r in runs]
+    assert len(set(logs)) == 3
+
+
+def test_a_resumed_run_stays_where_it_is(folders: list[str], tmp_path: Path) -> None:
+    run = written(*folders, "--run_name=mine", "--seed=5")
+    again = written(*folders, "--resume=mine")
+    assert again == run
+    plan = json.loads((run / "plan.json").read_text())
+    assert (plan["resume"], plan["config"]["seed"], plan["origins"]["seed"]) == (True, 5, "from resumed run mine")
+    assert [p.name for p in (tmp_path / "runs").iterdir()] == ["mine"]
+
+
+def test_a_run_that_is_still_running_is_not_resumed(folders: list[str], tmp_path: Path) -> None:
+    place = [f"--out_dir={tmp_path}/my runs", folders[1]]
+    run = RunDir(written(*place, "--run_name=mine"))
+    asked = ["--device=cpu", *place, "--resume=mine"]
+    other = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with (
+        subprocess.Popen([*other, str(run.path)], stdin=subprocess.PIPE) as supervisor,
+        subprocess.Popen(other, stdin=subprocess.PIPE) as stranger,
+    ):
+        facts = {"pid": supervisor.pid, "host": socket.gethostname()}
+        write_json(run.supervisor, facts)
+        (problem,) = lacking(*asked, script=ENHANCED)
+        assert problem.what == f"mine is still running (pid {supervisor.pid})"
+        assert shlex.split(problem.fixes[0]) == ["./monitor_training.sh", f"--run={run.path}"]
+        assert problem.fixes[1] == f"kill {supervisor.pid}"
+        for harmless in ({"pid": stranger.pid}, {"host": "another"}):
+            write_json(run.supervisor, facts | harmless)
+            make(*asked, script=ENHANCED)
+        stranger.communicate()
+        supervisor.communicate()
+    write_json(run.supervisor, facts)
+    make(*asked, script=ENHANCED)
+
+
+def test_the_whole_plan_for_people(home: Path) -> None:
+    _, plan, checks = make("--device=cpu", "--depth=1", "--max-seq-len=1536", "--dry_run", script=ENHANCED, env={"WANDB_MODE": "offline"})
+    text = planner.describe(plan, checks)
+    lines = text.splitlines()
+    assert lines[0] == "Plan (dry run: nothing is launched, nothing was written)"
+    start = lines.index("Configuration") + 1
+    shown = {x.split()[0]: x for x in lines[start : lines.index("", start)]}
+    assert list(shown) == list(FIELDS)
+    assert shown["depth"].split(maxsplit=2) == ["depth", "1", "--depth on the command line"]
+    assert shown["max_seq_len"].endswith("--max-seq-len on the command line")
+    assert shown["wandb_mode"].endswith("WANDB_MODE in the environment")
+    assert shown["seed"].endswith("default")
+    for v in plan["variables"]:
+        assert [x for x in lines if x.startswith(f"  {v['name']}={v['value']}   {v['origin']}: {v['why']}")]
+    assert not any(home.iterdir())
+
+
+def test_the_plan_is_announced(folders: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    run = written(*folders)
+    planner.announce(json.loads((run / "plan.json").read_text()))
+    err = capsys.readouterr().err
+    assert f"run directory: {run}\n" in err
+    assert "device cpu: as asked" in err
+    assert "set OMP_NUM_THREADS=" in err
+
+
+# ── as a program ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def plan_program(*args: str, cwd: Path, **variables: str) -> Any:
+    return python("-m", "training.cli.plan", ENHANCED, "--device=cpu", "--depth=1", *args, cwd=cwd, **variables)
+
+
+def test_it_prints_the_run_directory_and_nothing_else(tmp_path: Path) -> None:
+    done = plan_program("--out_dir=runs", "--log_dir=logs", "--run_name=r", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{tmp_path}/runs/r\n", "")
+    assert (tmp_path / "runs/r/plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["--depht=1"], 2),
+        (["--total_batch_size=7"], 2),
+        (["--log_dir=file/logs"], 3),
+        (["--out_dir=link"], 3),
+        (["--log_dir=link/logs"], 3),
+        (["--depth=256"], 3),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_problems_go_to_standard_error_and_nothing_is_made(args: list[str], code: int, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    defaults = [f for f in ("--out_dir=runs", "--log_dir=logs") if f.partition("=")[0] not in args[0]]
+    done = python("-m", "training.cli.plan", ENHANCED, "--device=cpu", *defaults, *args, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert "Traceback" not in done.stderr
+    assert f"nothing was launched (exit {code})" in done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["file", "link"]
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
+    done = plan_program("--dry_run", "--out_dir=runs", "--log_dir=logs", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Plan (dry run")
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "runs").touch()
+    failing = plan_program("--dry_run", "--out_dir=runs", "--log_dir=logs", cwd=tmp_path)
+    assert failing.returncode == 3
+    assert "is not a folder" in failing.stdout
+
+
+def test_a_data_file_whose_name_is_no_utf8(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.txt")
+    (tmp_path / name).write_text("some text")
+    done = plan_program("--out_dir=runs", "--log_dir=logs", "--run_name=r", f"--data={name}", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
