@@ -76,7 +76,7 @@ class Request(LaunchRequest):
     """Our own training."""
 
     kind: TaskSpec
-    options: dict[str, Any]  # of a task of its own
+    options: FieldValues  # of a task of its own
     config_file: Path | None
     title: str  # that the config file gives itself
     gpu_ids: list[int]  # that it names
@@ -142,7 +142,7 @@ class Request(LaunchRequest):
         args = list(self.args)
         if self.script == "launch_train.sh":
             del args[next(i for i in range(len(args)) if flags.parse(args[: i + 1]).positional)]
-        changes: dict[str, Any] = {}
+        changes: FieldValues = {}
         if self.origins["total_batch_size"] == "default" and self.kind.total_follows:
             return command("launch_train.sh", [str(ranks), *args])
         device, seq, total = self.config.device_batch_size, self.seq_len, self.config.total_batch_size

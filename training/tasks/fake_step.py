@@ -159,7 +159,7 @@ def _bytes(tensors: list[torch.Tensor]) -> int:
     return sum({one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in tensors}.values())
 
 
-def answer(question: Question) -> dict[str, Any]:
+def answer(question: Question) -> dict[str, object]:
     training = FakeTraining(question)
     sizes = question.sizes or _powers(training.samples // (question.ranks * EPOCH_STEPS))
     low, high = 0, len(sizes) - 1  # the last that fits is between the two

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from training.config.schema import Config
 
 if TYPE_CHECKING:
+    from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import StepRecord
 
 GIB = 1 << 30
@@ -75,7 +76,7 @@ class StepNeeds(ABC):
         """The same step with another micro-batch."""
 
     @abstractmethod
-    def suggestions(self, config: Config, ranks: int, room: int) -> list[dict[str, Any]]:
+    def suggestions(self, config: Config, ranks: int, room: int) -> list[FieldValues]:
         """Changes of the configuration that fit `room` bytes by the estimate, the nearest of each kind."""
 
     @abstractmethod

@@ -4,13 +4,14 @@ micro-batch. No torch here."""
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from training.config import batch
 from training.config.schema import Config
 from training.tasks.memory import CONTEXT, StepNeeds, gib, with_ample_margin, with_margin
 
 if TYPE_CHECKING:
+    from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import MemoryRecord, StepRecord
 
 
@@ -92,7 +93,7 @@ class SampleStep(StepNeeds):
     def resized(self, sequences: int) -> SampleStep:
         return SampleStep(replace(self.load, sequences=sequences))
 
-    def suggestions(self, config: Config, ranks: int, room: int) -> list[dict[str, Any]]:
+    def suggestions(self, config: Config, ranks: int, room: int) -> list[FieldValues]:
         """A smaller micro-batch: nothing else is known to save memory."""
         now, total = self.load.sequences, self.load.total
         sizes = batch.device_choices(1, ranks, total) if total else range(1, now)

@@ -20,6 +20,7 @@ from training.tasks.planning import Decided, PlanRequest, Situation
 if TYPE_CHECKING:
     import torch
 
+    from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import Plan, TaskRecord
     from training.data.prepare import PreparedCorpus
     from training.tasks.base import Task
@@ -84,7 +85,7 @@ class TaskSpec(ABC):
     def step(self, load: Mapping[str, Any]) -> StepNeeds:
         """Of what a plan holds as memory.load."""
 
-    def saved_model(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+    def saved_model(self, saved: Mapping[str, Any]) -> FieldValues:
         """What a checkpoint's manifest says of its model."""
         return dict(saved["shape"])
 

@@ -17,6 +17,7 @@ from training.tasks.spec import TaskSpec
 if TYPE_CHECKING:
     import torch
 
+    from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import Plan
     from training.data.prepare import PreparedCorpus
     from training.tasks.base import Task
@@ -69,7 +70,7 @@ class GptSpec(TaskSpec):
 
         return GptStep(StepWorkload(**load))
 
-    def saved_model(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+    def saved_model(self, saved: Mapping[str, Any]) -> FieldValues:
         return {**saved["shape"], "optimizer": saved["optimizer"]}
 
     def make(self, plan: Plan, device: torch.device, data: PreparedCorpus | None) -> Task:

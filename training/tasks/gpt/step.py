@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from training.config.schema import Config
 from training.core import log
@@ -13,6 +13,7 @@ from training.tasks.gpt.model_dims import flops_per_token
 from training.tasks.memory import MEASURING, Measured, StepNeeds
 
 if TYPE_CHECKING:
+    from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import StepRecord
 
 
@@ -37,7 +38,7 @@ class GptStep(StepNeeds):
     def resized(self, sequences: int) -> GptStep:
         return GptStep(replace(self.load, sequences=sequences))
 
-    def suggestions(self, config: Config, ranks: int, room: int) -> list[dict[str, Any]]:
+    def suggestions(self, config: Config, ranks: int, room: int) -> list[FieldValues]:
         return memory_fit.suggestions(self.load, config, ranks, room)
 
     def record(self) -> StepRecord:
