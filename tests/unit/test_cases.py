@@ -50,4 +50,4 @@ def test_each_without_a_case_or_with_a_name_that_the_test_does_not_take_is_refus
     with pytest.raises(AssertionError, match="no case"):
         each("number", [])
     with pytest.raises(AssertionError, match="does not take"):
-        each("number", [1])(lambda numer: None)
+        each("number", [1])(lambda first: None)
