@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -13,6 +14,33 @@ import pytest
 from tests.unit.conftest import ROOT
 
 ROOMS = ["core", "config", "host", "data", "tasks", "inspector", "diagnose", "plan", "trainer", "watchdog", "launcher", "monitor", "cli"]
+# What a function may import: what loads one of these, at whatever depth …
+HEAVY = {"torch", "numpy", "PIL", "psutil", "pynvml", "tqdm", "prometheus_client", "wandb", "difflib", "netrc"}
+# … and these modules of ours, for one reason each.
+LATER = {
+    "advice, when something is wrong: a good command is answered sooner": ["config.foreign_names", "config.meant", "plan.corrections"],
+    "a fault is injected on purpose": ["config.fault_spec", "trainer.inject"],
+    "after a failure, or for somebody else's log: patterns are compiled": [
+        *("diagnose.card", "diagnose.log_analysis", "diagnose.log_parsers.log_metrics", "diagnose.root_cause", "diagnose.scan"),
+        "diagnose.source",
+    ],
+    "only --check asks": [
+        "launcher.communication.run",
+        *(f"plan.preflight.{n}" for n in ("data_checks", "gpu_health", "host_checks", "versions")),
+    ],
+    "one kind of task, and a plan is of one kind": [
+        *("tasks.gpt.memory", "tasks.gpt.planning", "tasks.gpt.step", "tasks.sample_plan", "tasks.video_restoration.kair.loader"),
+    ],
+    "a rank that our launcher has started plans nothing": ["cli.draft", "plan.writer"],
+    "the heartbeat says 'importing torch' before": [
+        *("tasks", "trainer.error_file", "trainer.metrics_writer", "trainer.prepared_cache", "trainer.summary"),
+    ],
+    "Ctrl-C is no traceback from the first moment on": [
+        *("core.log", "core.rundir", "monitor.report.chart_render", "monitor.report.options", "tasks.video_restoration.making"),
+    ],
+    "one of several things that this entry does": ["launcher.supervisor", "monitor.attach", "monitor.terminal", "plan.option_help"],
+    "only who wants W&B waits for it": ["host.wandb_login"],
+}
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in (ROOT / "training").rglob("*.py")
 }
@@ -38,6 +66,31 @@ def imports(module: str) -> Iterator[tuple[str, int]]:
                 found = f"{base}.{alias.name}" if f"{base}.{alias.name}" in FILES else base
                 if found in FILES and found != module:
                     yield found, node.lineno
+
+
+@functools.cache
+def at_once(module: str) -> set[str]:
+    """What importing it imports, at the first depth; of somebody else's the name."""
+    tree, found = ast.parse(FILES[module].read_text(encoding="utf-8")), set()
+    inside = {id(n) for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef)) for n in ast.walk(f)}
+    lines = {node.lineno for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)) and id(node) not in inside}
+    found |= {other for other, line in imports(module) if line in lines}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)) and id(node) not in inside:
+            found |= {alias.name for alias in node.names} if isinstance(node, ast.Import) else {node.module or ""}
+    return found | ({module.rpartition(".")[0]} if module.count(".") > 1 else set())
+
+
+def heavy(module: str) -> bool:
+    seen, rest = set[str](), [module]
+    while rest:
+        if (name := rest.pop()) in seen:
+            continue
+        seen.add(name)
+        if name.partition(".")[0] in HEAVY:
+            return True
+        rest += at_once(name) if name in FILES else ()
+    return False
 
 
 def room(module: str) -> str:
@@ -68,6 +121,28 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(f"a circle: {error.args[1]}")
+
+
+def test_functions_import_only_what_keeps_a_start_short() -> None:
+    allowed = {f"training.{name}" for names in LATER.values() for name in names}
+    wrong, used = [], set()
+    for module, path in FILES.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        inside = {n.lineno: n for f in functions for n in ast.walk(f) if isinstance(n, (ast.Import, ast.ImportFrom))}
+        ours = [(other, line) for other, line in imports(module) if line in inside]
+        theirs = [
+            (name, line)
+            for line, node in inside.items()
+            if line not in {at for _, at in ours}
+            for name in ([a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""])
+        ]
+        for other, line in [*ours, *theirs]:
+            used.add(other)
+            if not heavy(other) and other not in allowed:
+                wrong.append(f"{path}:{line} imports {other}")
+    assert wrong == [], "import it at the top, or say in LATER why not"
+    assert allowed - used == set(), "no function imports it any more"
 
 
 def test_the_inspector_imports_nothing_else_of_ours() -> None:

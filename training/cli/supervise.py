@@ -13,7 +13,7 @@ from training.host import program
 
 def main(argv: list[str]) -> int:
     if argv[:1] == ["attach"]:
-        from training.monitor import attach  # a supervisor starts sooner without it
+        from training.monitor import attach
 
         return attach.main(argv[1:])
     from training.launcher import supervisor

@@ -44,7 +44,7 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
             plan = worker.planned(run)
             world = _meet(run, plan, int(environ.get("RANK", 0)))
         else:
-            from training.cli import draft as without_launcher  # planning is work that a rank of our launcher does not do
+            from training.cli import draft as without_launcher
 
             draft = without_launcher.draft(args, environ, os.getppid())
             if isinstance(draft, int):

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from training.config.jsonc import relaxed
+from training.core import suggest
 from training.core.errors import Problem
 from training.core.jsonl import Record
 
@@ -78,8 +80,6 @@ def _text(path: Path) -> tuple[str, list[Problem]]:
 
 def near(path: Path) -> list[Path]:
     """Config files that this path may mean, which is none: without its suffix, a ready one by its name, or nearly so."""
-    from training.core import suggest
-
     known = [Path(f"{path}{suffix}") for suffix in (".py", ".json")]
     named = [p for p in _ready("*") if path.name in (p.name, p.stem)]
     spelled = [p for n in suggest.suggest(path.stem, [p.stem for p in _ready("*")]) for p in _ready("*") if p.stem == n]
@@ -157,8 +157,6 @@ def _evaluate(node: ast.expr, known: Values) -> Any:
 
 def load_json(text: str, name: str) -> tuple[Values, list[Problem]]:
     """With // comments and a comma before a closing bracket, as editors accept them."""
-    from training.config.jsonc import relaxed
-
     duplicates: list[str] = []
 
     def pairs(items: list[tuple[str, Any]]) -> Record:

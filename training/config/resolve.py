@@ -119,7 +119,7 @@ def _unknown_variables(environ: Mapping[str, str], fields: Known) -> list[Proble
 
 def _unknown_key(name: str, raw: Any, origin: str, fields: Known) -> Problem:
     """Of a config file."""
-    from training.config import meant  # only when something is wrong: the plan answers sooner
+    from training.config import meant
 
     if name in FIELDS:
         return Problem(

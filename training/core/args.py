@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from training.core.errors import Problem
+from training.core.suggest import suggest
 
 LONGEST_NUMBER = 19  # digits
 Near = Callable[[str], str | None]
@@ -78,8 +79,6 @@ def one_of(*choices: str) -> Flag:
         return text
 
     def near(text: str) -> list[str]:
-        from training.core.suggest import suggest
-
         return suggest(text, list(choices))[:1] or [choices[0]]
 
     return Flag(read, " or ".join(choices), near)
@@ -148,8 +147,6 @@ def _value(name: str, flag: Flag, text: str | None, again: str) -> tuple[Problem
 
 
 def nearest(word: str, flags: Mapping[str, Flag]) -> str:
-    from training.core.suggest import suggest  # only when something is wrong: a command answers sooner
-
     return next(iter(suggest(word.lstrip("-").replace("_", "-"), list(flags))[:1]), "")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from training.core import rundir
 from training.core.errors import Problem, UserError
 from training.core.rundir import RunDir
+from training.core.suggest import suggest
 
 EXPERIMENTS = "experiments"
 LATEST = "latest"
@@ -62,8 +63,6 @@ def _named(wanted: str, experiments: Path, asker: RunSelector) -> RunDir:
         if is_run(RunDir(path)):
             return RunDir(path.absolute())
     # Imported only when something is wrong: the first screen of the monitor comes sooner.
-    from training.core.suggest import suggest
-
     names = [plan.parent.name for plan in experiments.glob("*/plan.json")]
     fixes = [asker.command(name) for name in suggest(wanted.rstrip("/").rsplit("/", 1)[-1], names)[:1]]
     if is_run(RunDir(Path(wanted).parent)):  # one of its files was named

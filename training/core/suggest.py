@@ -7,7 +7,7 @@ NEAR = 0.75  # share of equal characters: --depht is near --depth, block_size is
 
 def suggest(name: str, known: list[str], cutoff: float = NEAR, most: int = 2) -> list[str]:
     """Names that differ little in spelling, or whose first words these are (`warmup`, `total_batch`); nearest first."""
-    import difflib  # it imports much, and is needed when something is wrong
+    import difflib
 
     found = difflib.get_close_matches(name, known, n=most, cutoff=cutoff)
     found += [k for k in known if len(k) < 6 and k != name and sorted(k) == sorted(name)]  # --uot: out

@@ -70,7 +70,7 @@ def of_status(status: int) -> str:
 def of_log(log: Path, rank: int | None, since: int) -> RootCause | None:
     """Of a rank that could not report what ended it: what its log tells after the byte `since`, by the catalogue or by the traceback
     at its end. None where there is neither."""
-    from training.diagnose import log_analysis, root_cause, scan, source  # after a failure only
+    from training.diagnose import log_analysis, root_cause, scan, source
 
     try:
         read = source.LogSource(log, rank, max(since, log.stat().st_size - SEARCHED_BYTES))
@@ -149,7 +149,7 @@ def _known(error: ChainedError) -> tuple[str, str]:
 
 def _of_text(text: str) -> tuple[str, str]:
     """(cause, role) by the catalogue of known texts."""
-    from training.diagnose.scan import recognised  # its patterns are compiled once, and only after a failure
+    from training.diagnose.scan import recognised
 
     known = [s for s in recognised(text) if s.role != signatures.EVIDENCE and (s.role != signatures.CASCADE or s.cause == PEER_DIED)]
     return (known[0].cause, known[0].role) if known else (UNKNOWN, "")

@@ -14,7 +14,7 @@ from training.diagnose.log_line import LogLine, decoded, said_by, split, time_of
 from training.diagnose.patterns import compiled
 from training.diagnose.scan import LogSpan, Places, recognised
 from training.diagnose.signatures import ROOT, WEAK, Signature
-from training.diagnose.source import LogSource
+from training.diagnose.source import COLOUR, LogSource
 from training.diagnose.traceback import EXCEPTION, NEW_MESSAGE, Traceback
 
 AROUND = 16 << 10  # bytes read before and after a place
@@ -279,8 +279,6 @@ def _window(source: LogSource, start: int, end: int, offset: int, number: int) -
 
 
 def _line(segment: bytes, number: int, offset: int) -> LogLine:
-    from training.diagnose.source import COLOUR
-
     raw = decoded(COLOUR.sub(b"", segment) if b"\x1b" in segment else segment)
     text, rank = split(raw.removeprefix("\ufeff"))
     return LogLine(number, text, rank, raw, offset)

@@ -58,7 +58,7 @@ def owner(name: str) -> str | None:
 
 def meant(name: str) -> str | None:
     """The variable that a person may have meant by a name that nobody knows."""
-    import difflib  # only when something is wrong
+    import difflib
 
     near = difflib.get_close_matches(name, [n for n, k in known().items() if not k.wrong], n=1, cutoff=TYPING_ERROR)
     return near[0] if near else None

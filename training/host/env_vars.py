@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, cast
@@ -107,7 +108,6 @@ def useless(environ: Mapping[str, str]) -> list[str]:
 
 
 def _cuda_home() -> str | None:
-    import shutil
 
     nvcc = shutil.which("nvcc")
     candidates = [os.path.dirname(os.path.dirname(os.path.realpath(nvcc)))] if nvcc else []

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from training.config.schema import FIELDS, of_the_run
 from training.core import log
 from training.core.errors import Exit, Problem, UserError
 from training.core.failure_kinds import GONE
@@ -34,8 +35,6 @@ FIREWALL = "a firewall between the machines must let this port through"
 
 def facts(plan: Plan) -> Message:
     """What must be the same on every machine."""
-    from training.config.schema import FIELDS, of_the_run
-
     own = {name: value for name, value in plan["config"].items() if name in FIELDS and of_the_run(name) and name != "run_name"}
     script = {"script": plan["script"]["args"]} if is_script(plan) else {}
     counts = {"number of machines": plan["place"]["nnodes"], "ranks per machine": plan["local_ranks"]}

@@ -152,7 +152,7 @@ class RunWatch:
         if script_of(plan) is None:
             return None
         if self._script is None:
-            from training.diagnose.log_parsers.log_metrics import ScriptFigures  # the screen of a run of ours does not wait for it
+            from training.diagnose.log_parsers.log_metrics import ScriptFigures
 
             self._script = ScriptFigures(self.run.ranks)
         return self._script.read()

@@ -13,6 +13,7 @@ from typing import Any
 from training import tasks
 from training.config import flags, loader, program, resolve
 from training.config.schema import FIELDS, Known
+from training.config.translate import RANKS
 from training.core import rundir
 from training.core.errors import Problem, UserError
 from training.core.project import ENTRYPOINT, ROOT, WORK, shipped
@@ -118,7 +119,6 @@ def _by_another_name(line: flags.CommandLine) -> int:
     if not line.unknown:
         return 0
     from training.config import meant
-    from training.config.translate import RANKS
 
     found = [c[0].get(RANKS, "0") for one in line.unknown if (c := meant.name(one.name, one.text, FIELDS).changes)]
     return next((int(text) for text in found if text.isdecimal() and 0 < int(text) <= MAX_RANKS), 0)

@@ -11,6 +11,7 @@ from training.config import batch, flags, meant
 from training.config.foreign_names import row_of
 from training.config.schema import FIELDS, Known
 from training.config.translate import RANKS, Changes, Sizes
+from training.core import rundir
 from training.core.errors import Problem
 from training.plan.cli_args import SCRIPTS, ParsedArgs, command, is_config, takes_ranks
 from training.tasks import DEFAULT, everything
@@ -90,8 +91,6 @@ def _program(script: str) -> str:
 
 
 def _sizes(asked: ParsedArgs) -> Sizes:
-    from training.core import rundir
-
     plans = sorted(asked.experiments.glob("*/plan.json"), key=lambda p: (p.stat().st_mtime_ns, p), reverse=True)
     runs = tuple(plan.parent.name for plan in plans if rundir.read_json(plan))
     return meant.sizes_of(asked.resolved.config, asked.typed, runs)

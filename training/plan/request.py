@@ -193,7 +193,7 @@ def read(
             )
         )
     if problems or asked.line.unknown or place is None:
-        from training.plan import corrections  # only when something is wrong: the plan answers sooner
+        from training.plan import corrections
 
         problems = corrections.problems(asked, script, args, problems)
         raise UserError(problems, said_by_another=place is not None and place.kind == RANK and place.rank != 0)

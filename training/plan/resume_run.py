@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from training import tasks
 from training.config import flags, loader, resolve
 from training.config.schema import FIELDS, Known, of_the_run
-from training.core import manifest, run_reader, rundir, standing, units
+from training.core import manifest, run_reader, rundir, standing, suggest, units
 from training.core.errors import Problem, UserError
 from training.core.find_run import LATEST
 from training.plan import finished
@@ -106,8 +106,7 @@ def _latest(wish: ResumeRequest, origin: str, problems: list[Problem]) -> Found:
 
 def _meant(wanted: str, names: list[str]) -> list[str]:
     """Runs that a wrong --resume may mean: the one that a checkpoint's path names, the newest for a yes; else the last three."""
-    from training.config import meant  # only when something is wrong
-    from training.core import suggest
+    from training.config import meant
 
     if inside := [name for name in names if name in Path(wanted).parts]:
         return inside[:1]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.config import flags, resolve
 from training.config.schema import FIELDS
-from training.config.translate import Changes
+from training.config.translate import RANKS, Changes
 from training.core import suggest
 from training.core.errors import Problem, UserError
 from training.host.placement import RANK
@@ -124,7 +124,7 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
 
 def _misplaced(line: flags.CommandLine, own: list[str], theirs: list[str], ranks: int) -> list[Problem]:
     """Everything before -- that belongs to the script, or is another launcher's: each with the whole command."""
-    from training.config import foreign_names, meant  # only when something is wrong: the plan answers sooner
+    from training.config import foreign_names, meant
 
     out = []
     command = _rebuilt(line, own, theirs, ranks, {})
@@ -165,7 +165,6 @@ def _in_full(problems: list[Problem], line: flags.CommandLine, own: list[str], t
 def _of_a_launcher(one: flags.Unknown) -> bool:
     """Is it a flag of torchrun or accelerate, with which they start processes?"""
     from training.config.foreign_names import ACCELERATE, TORCHRUN, row_of
-    from training.config.translate import RANKS
 
     row = row_of(one.name)
     launches = {RANKS, "nnodes", "node_rank", "master_addr", "master_port", "retries"}
@@ -190,7 +189,6 @@ def _rebuilt(
 ) -> str:
     """The whole command with the script's own arguments after --. `without`: what `changes` replace."""
     from training.config import meant
-    from training.config.translate import RANKS
 
     launcher = [one for one in line.unknown if _of_a_launcher(one)]
     changes = dict(changes)

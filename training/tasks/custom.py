@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib.util
+import inspect
 import keyword
 import os
 import shlex
@@ -151,8 +153,6 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Field[Any]]:
 
 def load(path: Path, options: Mapping[str, Any], config: Config, device: torch.device) -> Task:
     """Run the file and make its task. Raises what it raises, and TypeError where no class in it is a task."""
-    import importlib.util
-    import inspect
 
     from training.tasks.base import Task
 

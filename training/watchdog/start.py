@@ -121,7 +121,7 @@ class RanksWatch:
 
     def _trains(self) -> bool:
         """Has the script printed a step, a loss or anything else that tells of training?"""
-        from training.diagnose.log_parsers.log_metrics import ScriptFigures  # rarely asked for, and not small
+        from training.diagnose.log_parsers.log_metrics import ScriptFigures
 
         return ScriptFigures(self.run.ranks).read() is not None
 

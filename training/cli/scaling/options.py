@@ -57,7 +57,7 @@ def _near(word: str) -> str | None:
     name = word.lstrip("-").partition("=")[0].replace("-", "_")
     if not word.startswith("--") or name in FIELDS or name in flags.ACTIONS or name.removeprefix("no_") in FIELDS:
         return None
-    from training.config import foreign_names  # only when something is wrong
+    from training.config import foreign_names
 
     if (row := foreign_names.row_of(name)) is not None:  # its length is its own; everything else the launcher answers
         return {"num_iterations": "steps", RANKS: "ranks"}.get(" ".join(row.to))

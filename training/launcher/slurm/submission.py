@@ -128,7 +128,7 @@ def inside(args: list[str], environ: Mapping[str, str]) -> tuple[Request, option
 def freeze(request: Request, line: options.SplitArgs, nodes: int, ranks: int, job: str | None, environ: Mapping[str, str]) -> FrozenJob:
     """Make the run directory (or use that of the run to continue) and put everything there. `job`: the number of this job,
     None when it is still to be submitted."""
-    from training.plan import writer  # needs the packages, as everything that may look at the machine
+    from training.plan import writer
 
     run = request.resume_from or writer.new_run(request)
     frozen = FrozenJob(_new_code(run))

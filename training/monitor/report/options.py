@@ -13,6 +13,7 @@ from training.core.errors import Problem, UserError
 from training.core.find_run import EXPERIMENTS, LATEST, RunSelector
 from training.core.project import WORK
 from training.core.rundir import RunDir
+from training.core.suggest import suggest
 from training.diagnose import card
 
 COMMAND = "./duet report"
@@ -64,8 +65,6 @@ def _find_runs(options: ReportOptions, words: list[str], root: Path, problems: l
 
 
 def _or_latest(problem: Problem, word: str) -> Problem:
-    from training.core.suggest import suggest
-
     return replace(problem, fixes=[f"{COMMAND} {LATEST}", *problem.fixes]) if suggest(word, [LATEST]) else problem
 
 

@@ -51,7 +51,7 @@ class GptStep(StepNeeds):
     def measure(self) -> Measured:
         log.info(MEASURING)
         started = time.perf_counter()
-        from training.tasks.gpt.fake_memory import peak  # torch
+        from training.tasks.gpt.fake_memory import peak
 
         fake = peak(self.load)
         same = memory.estimate(replace(self.load, compiled=False, cuda=False))

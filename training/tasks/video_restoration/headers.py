@@ -6,6 +6,7 @@ Imports neither torch nor numpy.
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,6 @@ def _said(size: Size) -> str:
 
 def _size(file: str, problems: list[Problem]) -> Size | None:
     """(width, height) from a picture's header."""
-    import warnings
 
     from PIL import Image
 

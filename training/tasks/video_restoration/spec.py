@@ -48,7 +48,7 @@ class VideoSpec(SampleSpec):
         return [folders.sentence(VideoOptions(**options))]
 
     def reads_config(self, text: str) -> bool:
-        from training.tasks.video_restoration.kair import loader  # only for a .json
+        from training.tasks.video_restoration.kair import loader
 
         return loader.is_option_file(text)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from training.config.jsonc import is_number
 from training.config.schema import Config, shared
+from training.core.suggest import suggest
 from training.tasks.video_restoration.options import VideoOptions
 
 # Our own fields by their own names, in a section that KAIR's program does not look at.
@@ -201,8 +202,6 @@ def meant(dotted: str) -> list[str]:
     """What somebody may have meant who wrote this unknown key: the same word in another section first, or our
     name for it; else words like it, nearest
     first, in its own section before all others."""
-    from training.core.suggest import suggest
-
     section, _, word = dotted.rpartition(".")
     known = [*KEYS, *SECTIONS, *(f"{OURS}.{name}" for name in own_fields())]
     same = [key for key in known if leaf(key) == word] + [key for key in KEYS if KEYS[key].field == word]
